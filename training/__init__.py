@@ -1,0 +1,1 @@
+"""Training agents with privileged self-distillation, on real environments."""

@@ -1,0 +1,116 @@
+"""Resolved configuration of a run: frozen dataclasses, and recipes (named presets).
+
+A recipe is a complete Config. Every field can be overridden from the command line by its dotted path
+(`--env.kind household`); unknown keys are refused before any work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    kind: Literal["household", "alfworld"] = "household"
+    data: str | None = None  # folder with games; None: generated (household) or $ALFWORLD_DATA (alfworld)
+    split: str = "train"
+    max_turns: int = 50
+    history: int = 2  # previous turns shown under `windowed`
+    show_admissible: bool = True  # list the admissible commands in the prompt
+    workers: int = 2
+    timeout: float = 60.0  # seconds a reset or a step may take
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "tiny"  # "tiny", "smollm2-135m", a local folder, or a hub name
+    reference: str | None = None  # KL anchor; None: the weights the run starts from
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    protocol: Literal["append", "windowed"] = "windowed"
+    temperature: float = 1.0
+    max_new_tokens: int = 512  # of one reply
+    max_context: int = 2560  # tokens of one segment; an episode that would pass it stops with `context_limit`
+    batch_size: int = 64  # live rows at once
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The reward objective shared by all methods (GRPO)."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    kl_coefficient: float = 0.01
+    entropy_coefficient: float = 0.001
+    invalid_penalty: float = 0.1
+    advantage_scope: Literal["trajectory", "turn_rows"] = "trajectory"
+    reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = 1e-6
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    mini_batch_rows: int = 256  # rows (segments) of one optimiser update
+    micro_batch_tokens: int = 16384  # padded tokens of one forward; never changes the result
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    panel: str = "valid_seen"
+    size: int = 128  # tasks of the fixed panel; 0: the whole split
+    every: int = 5  # steps; 0: never during training
+    temperature: float = 0.4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    recipe: str = ""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    method: str = "grpo"  # name of a file in training/methods
+    method_config: Any = None  # the method's own frozen dataclass; None: its defaults
+    steps: int = 150
+    tasks_per_step: int = 16
+    group_size: int = 8
+    seed: int = 0
+    save_every: int = 10
+    init_from: str | None = None  # a checkpoint folder to branch from: weights, optimiser state and reference
+
+
+def _paper() -> Config:
+    return Config(recipe="paper-alfworld", env=EnvConfig(kind="alfworld"))
+
+
+def _tiny() -> Config:
+    """Sizes that train on two CPU cores; the tiny policy plays one growing conversation."""
+    return Config(
+        recipe="tiny-grpo",
+        env=EnvConfig(kind="household", max_turns=30, show_admissible=False),
+        sampler=SamplerConfig(protocol="append", max_new_tokens=32, max_context=2048),
+        optim=OptimConfig(lr=1e-4, mini_batch_rows=32),
+        eval=EvalConfig(every=10),
+        steps=40,
+        tasks_per_step=8,
+    )
+
+
+RECIPES: dict[str, Config] = {
+    "tiny-grpo": _tiny(),
+    "tiny-pr-opd": replace(_tiny(), recipe="tiny-pr-opd", method="pr_opd"),
+    "paper-alfworld-grpo": replace(_paper(), recipe="paper-alfworld-grpo"),
+    "paper-alfworld-pr-opd": replace(_paper(), recipe="paper-alfworld-pr-opd", method="pr_opd"),
+}

@@ -1,0 +1,48 @@
+"""What an environment is: reset a task, step a command, close. No torch here, worker processes import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of one split; `source` tells the environment where the game lies (a file, or file + line)."""
+
+    id: str  # unique over all splits of an environment
+    env: str  # "household" | "alfworld" | ...
+    split: str  # "train" | "valid_seen" | "valid_unseen"
+    task_type: str
+    description: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the environment answers. `won` is the only success; `done` is also true at the step limit."""
+
+    observation: str
+    admissible: tuple[str, ...]
+    reward: float = 0.0
+    done: bool = False
+    won: bool = False
+
+
+@dataclass(frozen=True)
+class EnvError:
+    """A call that crashed or ran past its limit. It ends the episode as an error, counted apart from losses."""
+
+    task_id: str
+    call: str  # "reset" | "step"
+    reason: str
+
+
+class Env(Protocol):
+    """An environment instance. It may be reset to any number of tasks, one after another."""
+
+    def reset(self, task: Task) -> Step: ...
+
+    def step(self, action: str) -> Step: ...
+
+    def close(self) -> None: ...

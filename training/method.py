@@ -1,0 +1,79 @@
+"""The contract between the trainer and a method. The trainer reads `needs` and knows nothing else.
+
+A method is one file in training/methods/ that defines METHOD. See docs/methods.md for the frame.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from diagnostics.paired import PairedPass
+    from training.batch import Batch
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method asks of one training step."""
+
+    skill: Literal["none", "hindsight", "retrieved"] = "none"
+    teacher: Literal["none", "current", "rollout", "initial"] = "none"
+    teacher_logprobs: bool = False
+    states: bool = False  # hidden states of both branches, every block's output
+    reward_coefficient: float = 1.0  # 0: no policy gradient, no KL, no entropy bonus
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One named term: coefficient * sum(mask * weight * value) / denominator.
+
+    `value`, `mask` and `weight` are [M]; `weight` is detached and never enters the denominator, which counts the
+    masked tokens of the whole optimiser mini-batch and is known before the first forward pass.
+    """
+
+    name: str
+    value: Tensor  # [M], carries the gradient
+    mask: Tensor  # [M], depends on the batch only
+    coefficient: float
+    weight: Tensor | None = None  # [M], None: ones
+
+
+Advantage = Callable[["Batch", "PairedPass", Any, int], "Tensor"]
+Loss = Callable[["Batch", "PairedPass", Any, int, "nn.Module | None"], "list[LossTerm]"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`advantage` replaces the per-token advantage of the surrogate, `loss` adds terms, `modules` adds trainable parts."""
+
+    name: str
+    paper: str
+    config: type
+    needs: Callable[[Any, int], Needs]  # (config, step) -> what this step needs
+    advantage: Advantage | None = None
+    loss: Loss | None = None
+    modules: Callable[[Any, Any], nn.Module] | None = None  # (model_config, config) -> trainable module
+
+
+def available_methods() -> list[str]:
+    """Names of the files in training/methods, sorted; importing none of them."""
+    package = importlib.import_module("training.methods")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def load_method(name: str) -> Method:
+    """The METHOD of training/methods/<name>.py. Raises ValueError with the nearest name when there is none."""
+    names = available_methods()
+    if name not in names:
+        import difflib
+
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown method {name!r}{hint} (available: {', '.join(names)})")
+    return importlib.import_module(f"training.methods.{name}").METHOD
