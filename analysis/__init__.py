@@ -1,0 +1,1 @@
+"""Tables to tables with intervals. No torch here: every number comes from files on disk."""

@@ -1,0 +1,223 @@
+"""A study is an ordered graph of stages; each stage is a command in its own process and leaves an output on disk.
+
+Run again, a study skips every stage whose command and inputs are unchanged and whose output is there. A stage that
+fails takes only the stages that need it with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.board import Board, Row
+from diagnostics.progress import VARIABLE
+
+_POLL = 0.2  # seconds between two looks at the running stage
+_GRACE = 60.0  # seconds a stage gets to stop cleanly after SIGINT
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command of a study. Its output (a file, or a folder that is not empty) must exist when it ends."""
+
+    name: str
+    command: tuple[str, ...]  # argv, run in the caller's working directory
+    output: Path
+    needs: tuple[str, ...] = ()  # names of earlier stages
+    weight: float = 60.0  # expected seconds; only the time left depends on it
+
+
+def run_study(stages: Sequence[Stage], folder: Path) -> int:
+    """Run the stages in order, one at a time, and show one progress board.
+
+    The folder gets study.json (command, state and digest of each stage), logs/<stage>.log and progress/<stage>.jsonl.
+    Args: stages in an order where every need comes first. Returns: exit code, 0 when all is done, 1 when a stage
+    failed or was skipped, 130 after Ctrl-C (the running stage got SIGINT and was waited for; run again to continue).
+    Raises: ValueError for a graph that cannot run, or when another process works in the folder.
+    """
+    _check(stages)
+    for part in ("logs", "progress"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    with _lock(folder) as lock, _terminate_as_interrupt(), Board() as board:
+        records = _read(folder / "study.json")
+        rows = {stage.name: Row(stage.name, stage.weight) for stage in stages}
+        for stage in stages:
+            row, inputs = rows[stage.name], {need: records.get(need, {}).get("digest") for need in stage.needs}
+            blocked = [need for need in stage.needs if rows[need].state != "done"]
+            if blocked:
+                row.state, row.note = "skipped", f"needs {', '.join(blocked)}"
+            elif _is_current(stage, records.get(stage.name), inputs):
+                row.state, row.note = "done", "kept"
+            else:
+                _run_stage(stage, folder, row, lambda: board.show(rows.values()), lock)
+                records[stage.name] = {
+                    "command": list(stage.command),
+                    "inputs": inputs,
+                    "output": str(stage.output),
+                    "state": row.state,
+                    "seconds": round(row.seconds, 1),
+                    "digest": output_digest(stage.output) if row.state == "done" else None,
+                    "log": str(_log(folder, stage)),
+                }
+                _write(folder / "study.json", records)
+            board.show(rows.values())
+            if row.state == "interrupted":
+                board.say(f"stopped in stage {stage.name}; run the same command again to continue")
+                return 130
+        return _conclude(stages, rows, folder, board)
+
+
+def output_digest(output: Path) -> str:
+    """sha256 of what an output holds: the digests in its manifests where it holds artifacts (they cover all other
+    files, and neither time nor machine), otherwise every file in it."""
+    manifests = sorted(output.rglob("manifest.json"))
+    files = manifests or ([output] if output.is_file() else sorted(p for p in output.rglob("*") if p.is_file()))
+    sha = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest = (json.loads(content).get("digest") if manifests else None) or hashlib.sha256(content).hexdigest()
+        sha.update(f"{path.relative_to(output.parent)}:{digest}\n".encode())
+    return sha.hexdigest()
+
+
+def _run_stage(stage: Stage, folder: Path, row: Row, show: Callable[[], None], lock: int) -> None:
+    progress = folder / "progress" / f"{stage.name}.jsonl"
+    progress.unlink(missing_ok=True)
+    start = time.monotonic()
+    row.state = "running"
+    with open(_log(folder, stage), "ab") as log:
+        log.write(f"$ {' '.join(stage.command)}\n".encode())
+        log.flush()
+        try:
+            # A group of its own: Ctrl-C in the terminal reaches this process alone, which then stops the stage. The
+            # stage inherits the lock, so that nobody else works in the folder if this process is killed before it.
+            child = subprocess.Popen(
+                stage.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, VARIABLE: str(progress.resolve())},
+                process_group=0,
+                pass_fds=(lock,),
+            )
+        except OSError as error:
+            row.state, row.note = "failed", f"cannot start ({error})"
+            return
+        try:
+            while child.poll() is None:
+                row.seconds = time.monotonic() - start
+                row.read(progress)
+                show()
+                time.sleep(_POLL)
+        except KeyboardInterrupt:
+            row.state = "interrupted"
+        finally:
+            _stop(child)
+    row.seconds = time.monotonic() - start
+    row.read(progress)
+    if row.state == "running":
+        if child.returncode:
+            row.state, row.note = "failed", f"exit code {child.returncode}"
+        elif not _exists(stage.output):
+            row.state, row.note = "failed", f"it left no {stage.output}"
+        else:
+            row.state = "done"
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """SIGINT to the stage's process group, then wait; SIGKILL after the grace time or a second Ctrl-C."""
+    if child.poll() is not None:
+        return
+    os.killpg(child.pid, signal.SIGINT)
+    try:
+        child.wait(_GRACE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _conclude(stages: Sequence[Stage], rows: dict[str, Row], folder: Path, board: Board) -> int:
+    for stage in stages:
+        row = rows[stage.name]
+        if row.state == "failed":
+            board.say(f"stage {stage.name} failed: {row.note}; see {_log(folder, stage)}")
+        elif row.state == "skipped":
+            board.say(f"stage {stage.name} was skipped: {row.note}")
+    return int(any(row.state != "done" for row in rows.values()))
+
+
+def _is_current(stage: Stage, record: dict[str, Any] | None, inputs: dict[str, str | None]) -> bool:
+    return (
+        record is not None
+        and record["state"] == "done"
+        and record["command"] == list(stage.command)
+        and record["inputs"] == inputs
+        and _exists(stage.output)
+    )
+
+
+def _exists(output: Path) -> bool:
+    return output.is_file() or (output.is_dir() and any(output.iterdir()))
+
+
+def _log(folder: Path, stage: Stage) -> Path:
+    return folder / "logs" / f"{stage.name}.log"
+
+
+def _check(stages: Sequence[Stage]) -> None:
+    seen: set[str] = set()
+    for stage in stages:
+        if stage.name in seen:
+            raise ValueError(f"study: two stages are named {stage.name!r}")
+        missing = [need for need in stage.needs if need not in seen]
+        if missing:
+            raise ValueError(f"study: stage {stage.name!r} needs {missing[0]!r}, which is no earlier stage")
+        seen.add(stage.name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"study: {path} is not valid JSON ({error}); remove it to start the study anew") from None
+
+
+def _write(path: Path, records: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock; a stage left over from a killed study holds it too."""
+    with open(folder / "study.lock", "w", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"study: another process works in {folder}; wait for it or stop it first") from None
+        yield stream.fileno()
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM stops a study as Ctrl-C does, so that its stage is not left behind."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,61 @@
+"""Progress of a long command: a bar in a terminal, plain lines elsewhere, JSON lines for a study that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+VARIABLE = "UNDERTOW_PROGRESS"  # path of the file a study reads
+_LINE_EVERY = 10.0  # seconds between plain lines
+
+Report = Callable[..., None]  # report(step, success=0.42): step counts finished units
+
+
+@contextmanager
+def progress(stage: str, total: int) -> Iterator[Report]:
+    """Yields report(step, **values), to be called after every finished unit of work.
+
+    Under a study (the variable names a file) each call appends one JSON line {stage, step, total, ...values};
+    in a terminal it moves a bar; otherwise it prints a line at most every ten seconds and at the end.
+    """
+    path = os.environ.get(VARIABLE)
+    if path:
+        with open(path, "a", encoding="utf-8") as stream:
+
+            def to_file(step: int, **values: float) -> None:
+                stream.write(json.dumps({"stage": stage, "step": step, "total": total, **values}) + "\n")
+                stream.flush()
+
+            to_file(0)
+            yield to_file
+    elif sys.stderr.isatty():
+        yield from _bar(stage, total)
+    else:
+        last = time.monotonic()
+
+        def to_lines(step: int, **values: float) -> None:
+            nonlocal last
+            if step >= total or time.monotonic() - last >= _LINE_EVERY:
+                last = time.monotonic()
+                print(f"{stage} {step}/{total} {_describe(values)}".rstrip(), file=sys.stderr, flush=True)
+
+        yield to_lines
+
+
+def _bar(stage: str, total: int) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[values]}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task(stage, total=total, values="")
+        yield lambda step, **values: bar.update(task, completed=step, values=_describe(values))
+
+
+def _describe(values: dict[str, float]) -> str:
+    formats = {"success": ".1%"}
+    return "  ".join(f"{name} {value:{formats.get(name, '.4g')}}" for name, value in values.items())
