@@ -1,0 +1,1 @@
+"""Samplers: from token ids to sampled token ids and their log-probs."""
