@@ -1,0 +1,25 @@
+"""Fixtures of all tests, and run-time checks of type hints and array shapes in the product code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread: results of sums do not depend on the machine's load
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Every function of these packages is checked against its hints and array shapes while the tests run.
+install_import_hook(["diagnostics", "training", "analysis", "figures"], "tests.runtime_types.check")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with reference data beside the checkout; tests that need it are skipped where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the folder with reference data (../shared) is not beside this checkout")
+    return folder
