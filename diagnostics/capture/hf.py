@@ -1,0 +1,103 @@
+"""Hidden states of a Hugging Face causal language model through forward hooks on its decoder blocks.
+
+Layers are named `embed` (what enters block 0), `0` .. `L-1` (what leaves block l: the residual stream, before the
+final norm) and `final_norm` (what the head reads). Hugging Face's own `hidden_states[-1]` is the last of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+Layers = Literal["all"] | Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What one forward left behind. With `select` the two leading axes are one axis of selected positions."""
+
+    final: Tensor  # [B, T, D] or [M, D]; after the final norm, what the head reads
+    states: dict[str, Tensor]  # layer name -> same shape
+
+
+def decoder_blocks(model: Any) -> nn.ModuleList:
+    """The decoder blocks, whatever the architecture calls them (`model.layers`, `transformer.h`, ...)."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ValueError(f"{type(model).__name__} holds no list of {count} decoder blocks; it is not a model we can read")
+
+
+def output_head(model: Any) -> nn.Module:
+    """The module that turns what `Capture.final` holds into logits. Raises ValueError where more is done to them."""
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(f"{type(model).__name__} changes its logits after the head ({name}); we cannot read it")
+    return model.get_output_embeddings()
+
+
+def layer_names(model: Any) -> tuple[str, ...]:
+    """Every layer `capture_states` knows, from the bottom: embed, 0 .. L-1, final_norm."""
+    return ("embed", *(str(index) for index in range(len(decoder_blocks(model)))), "final_norm")
+
+
+def capture_states(
+    model: Any,
+    ids: Tensor,
+    attention_mask: Tensor,
+    layers: Layers = "all",
+    select: tuple[Tensor, Tensor] | None = None,
+) -> Capture:
+    """One forward of the decoder without its head, with the residual stream of the layers asked for.
+
+    Positions count the real tokens, so the result does not depend on the side or number of pads. Gradients flow if
+    they are enabled outside.
+    Args: ids, attention_mask [B, T]; layers, "all" (embed and every block) or names; select, (row, position) of the
+    M places to keep, gathered inside the hooks so that memory follows M instead of B * T.
+    Raises ValueError on an unknown layer.
+    """
+    known = layer_names(model)
+    names = known[:-1] if layers == "all" else tuple(layers)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown layer {name!r}; this model has {', '.join(known)}")
+
+    def keep(hidden: Tensor) -> Tensor:
+        return hidden if select is None else hidden[select]
+
+    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    with _hooks(decoder_blocks(model), names, keep) as states:
+        output = model.base_model(ids, attention_mask=attention_mask, position_ids=positions, use_cache=False)
+    final = keep(output.last_hidden_state)
+    if "final_norm" in names:
+        states["final_norm"] = final
+    return Capture(final, {name: states[name] for name in names})
+
+
+@contextmanager
+def _hooks(blocks: nn.ModuleList, names: Sequence[str], keep: Any) -> Iterator[dict[str, Tensor]]:
+    states: dict[str, Tensor] = {}
+
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states["embed"] = keep(args[0] if args else kwargs["hidden_states"])
+
+    def leaving(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            states[name] = keep(output if isinstance(output, Tensor) else output[0])  # older blocks return a tuple
+
+        return hook
+
+    handles = [blocks[int(name)].register_forward_hook(leaving(name)) for name in names if name.isdigit()]
+    if "embed" in names:
+        handles.append(blocks[0].register_forward_pre_hook(entering, with_kwargs=True))
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,312 @@
+"""One pair, measured twice: the same response tokens read without and with a privileged text in the context.
+
+`build_pairs` writes the two contexts, `run_pairs` reads them. Training calls it with gradients on the student branch,
+diagnostics without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from diagnostics.capture.hf import capture_states, layer_names, output_head
+from diagnostics.records import Segment, Trajectory
+from diagnostics.render import place_skill, prompt_ids
+
+LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
+
+
+@dataclass(frozen=True, eq=False)
+class PairedSegment:
+    """One segment in two contexts. Positions are those OF the response tokens; response index pairs the branches."""
+
+    student_ids: np.ndarray  # int32 [T]
+    teacher_ids: np.ndarray | None  # int32 [T']; None: no teacher context, see build_pairs
+    student_positions: np.ndarray  # int64 [M]
+    teacher_positions: np.ndarray | None  # int64 [M]
+    response_ids: np.ndarray  # int32 [M]; identical in both branches
+    turn: np.ndarray  # int16 [M]
+    token_class: np.ndarray  # int8 [M]
+    trajectory_id: str
+    task_id: str
+    context: str  # "own_skill", "other_skill", "unrelated", "shuffled", "none", ...
+
+    def __post_init__(self) -> None:
+        for branch, ids, positions in (
+            ("student", self.student_ids, self.student_positions),
+            ("teacher", self.teacher_ids, self.teacher_positions),
+        ):
+            if ids is None or positions is None:
+                continue
+            if (positions < 1).any() or not np.array_equal(ids[positions], self.response_ids):
+                raise ValueError(
+                    f"trajectory {self.trajectory_id!r}, context {self.context!r}: the {branch} context does not hold "
+                    "the response tokens at the positions given; both branches must read the same response ids"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class PairedPass:
+    """What a model reads at the M response tokens of some pairs, flat and in their order.
+
+    Entry t of a log-prob is the probability OF response token t; the state paired with it is the residual stream at
+    the position BEFORE it. Only student tensors can carry gradients.
+    """
+
+    row: Tensor  # int64 [M]; index of the pair
+    has_teacher: Tensor  # bool [M]; False: no teacher context, teacher tensors there are of the student's context
+    student_logprobs: Tensor  # float32 [M]; nats
+    student_entropy: Tensor | None = None  # float32 [M]; nats, of the full distribution
+    teacher_logprobs: Tensor | None = None  # float32 [M]
+    student_states: Tensor | None = None  # [L, M, D]; output of every block
+    teacher_states: Tensor | None = None  # [L, M, D]
+    student_extra: dict[str, Tensor] = field(default_factory=dict)  # "embed", "final_norm" -> [M, D]
+    teacher_extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+def build_pairs(
+    tokenizer: Any,
+    trajectory_segments: Sequence[tuple[Trajectory, Segment]],
+    skills: Mapping[str, str] | None,
+    context: str,
+    max_teacher_tokens: int,
+    keep_unpaired: bool = False,
+) -> tuple[list[PairedSegment], dict[str, int]]:
+    """Writes the teacher's context of each segment: the same conversation with a skill placed in its prompt.
+
+    The response tokens are the sampled ones, never encoded again. A context over `max_teacher_tokens` is not cut:
+    the segment is left out and counted, and so is one whose trajectory has no skill.
+    Args: skills, trajectory id -> text ("" for the empty skill), None for pairs without a teacher context;
+    keep_unpaired, keep such segments with `teacher_ids` None instead (training reads every row).
+    Returns the pairs in order, and counts: paired, too_long, no_skill.
+    Raises ValueError when a stored prompt does not render to its stored ids (another tokenizer or template).
+    """
+    pairs: list[PairedSegment] = []
+    counts = {"paired": 0, "too_long": 0, "no_skill": 0}
+    for trajectory, segment in trajectory_segments:
+        positions = np.flatnonzero(segment.response_mask)
+        prefix = segment.prompt_length
+        teacher_ids = teacher_positions = None
+        if skills is not None:
+            if trajectory.id not in skills:
+                counts["no_skill"] += 1
+            else:
+                prompt = _teacher_prompt(tokenizer, trajectory, segment, skills[trajectory.id])
+                if len(prompt) + len(segment.ids) - prefix > max_teacher_tokens:
+                    counts["too_long"] += 1
+                else:
+                    counts["paired"] += 1
+                    teacher_ids = np.concatenate([prompt, segment.ids[prefix:]]).astype(np.int32)
+                    teacher_positions = positions + (len(prompt) - prefix)
+            if teacher_ids is None and not keep_unpaired:
+                continue
+        pairs.append(
+            PairedSegment(
+                student_ids=segment.ids,
+                teacher_ids=teacher_ids,
+                student_positions=positions,
+                teacher_positions=teacher_positions,
+                response_ids=segment.ids[positions],
+                turn=segment.turn[positions],
+                token_class=segment.token_class[positions],
+                trajectory_id=trajectory.id,
+                task_id=trajectory.task_id,
+                context=context,
+            )
+        )
+    return pairs, counts
+
+
+def _teacher_prompt(tokenizer: Any, trajectory: Trajectory, segment: Segment, skill: str) -> list[int]:
+    if not np.array_equal(prompt_ids(tokenizer, segment.messages), segment.ids[: segment.prompt_length]):
+        raise ValueError(
+            f"trajectory {trajectory.id!r}: its prompt does not render to the ids it was sampled with; read it with "
+            "the tokenizer and chat template that sampled it, or re-tokenise it with segment_from_turns"
+        )
+    return prompt_ids(tokenizer, place_skill(segment.messages, skill))
+
+
+def run_pairs(
+    model: Any,
+    pairs: Sequence[PairedSegment],
+    *,
+    temperature: float = 1.0,
+    states: bool = False,
+    teacher: bool = True,
+    teacher_model: Any = None,
+    student_grad: bool = False,
+    entropy: bool = False,
+    extra_layers: Sequence[str] = (),
+    micro_batch_tokens: int | None = None,
+    pad_to_teacher: bool | None = None,
+) -> PairedPass:
+    """Reads both contexts of each pair, gathered to the response tokens before the head is applied.
+
+    log p_t = log_softmax(logits_{t-1} / temperature)[token t]; state_t = residual stream at t-1.
+    Args: temperature, dimensionless, divides the logits of both branches; states, also the output of every block;
+    teacher, read the teacher contexts; teacher_model, other weights for them (None: `model`); student_grad, keep the
+    graph of the student branch; entropy, also the student's entropy; extra_layers, of "embed" and "final_norm";
+    micro_batch_tokens, padded tokens of one forward (None: one forward; never changes the order of the results);
+    pad_to_teacher, run the student at its teacher's padded shape (None: where a teacher is read), so that nothing
+    but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit.
+    Returns a PairedPass. Branches without a graph are read in eval mode.
+    Raises ValueError on no pairs, or a temperature that is not positive.
+    """
+    if not pairs:
+        raise ValueError("run_pairs got no pairs; see the counts of build_pairs for what was left out")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}; read greedy replies at 1.0")
+    blocks = layer_names(model)[1:-1] if states else ()
+    read = partial(_read, temperature=temperature, layers=(*blocks, *extra_layers))
+    student_contexts = [_student_context(pair) for pair in pairs]
+    teacher_contexts = [_teacher_context(pair) for pair in pairs]
+    align = teacher if pad_to_teacher is None else pad_to_teacher
+    widths = [len(context.ids) for context in student_contexts]
+    if align:
+        widths = [max(width, len(context.ids)) for width, context in zip(widths, teacher_contexts, strict=True)]
+
+    students: list[_Reading] = []
+    teachers: list[_Reading] = []
+    batches = _micro_batches(widths, micro_batch_tokens)
+    for batch in batches:
+        width = max(widths[index] for index in batch) if align else 0
+        with _branch(model, student_grad):
+            students.append(read(model, [student_contexts[index] for index in batch], width, entropy=entropy))
+        if teacher:
+            reader = model if teacher_model is None else teacher_model
+            with _branch(reader, False):
+                teachers.append(read(reader, [teacher_contexts[index] for index in batch], width))
+
+    lengths = torch.tensor([len(pair.response_ids) for pair in pairs])
+    read_order = torch.tensor([index for batch in batches for index in batch])
+    row_as_read = torch.repeat_interleave(read_order, lengths[read_order])
+    back = torch.argsort(row_as_read, stable=True)  # from the order of reading to the order of the pairs
+    row = row_as_read[back].to(students[0].logprobs.device)
+    student_states, student_extra = _join_states(students, blocks, back)
+    teacher_states, teacher_extra = _join_states(teachers, blocks, back) if teacher else (None, {})
+    return PairedPass(
+        row=row,
+        has_teacher=torch.tensor([pair.teacher_ids is not None for pair in pairs], device=row.device)[row],
+        student_logprobs=_join([reading.logprobs for reading in students], back),
+        student_entropy=_join([reading.entropy for reading in students], back) if entropy else None,
+        teacher_logprobs=_join([reading.logprobs for reading in teachers], back) if teacher else None,
+        student_states=student_states,
+        teacher_states=teacher_states,
+        student_extra=student_extra,
+        teacher_extra=teacher_extra,
+    )
+
+
+class _Context(NamedTuple):
+    ids: np.ndarray  # [T]
+    positions: np.ndarray  # [M]
+    response_ids: np.ndarray  # [M]
+
+
+class _Reading(NamedTuple):
+    logprobs: Tensor  # [M]
+    entropy: Tensor  # [M], empty if not asked for
+    states: dict[str, Tensor]  # layer -> [M, D]
+
+
+def _student_context(pair: PairedSegment) -> _Context:
+    return _Context(pair.student_ids, pair.student_positions, pair.response_ids)
+
+
+def _teacher_context(pair: PairedSegment) -> _Context:
+    if pair.teacher_ids is None or pair.teacher_positions is None:  # keeps the rows aligned; has_teacher marks them
+        return _student_context(pair)
+    return _Context(pair.teacher_ids, pair.teacher_positions, pair.response_ids)
+
+
+def _micro_batches(widths: Sequence[int], tokens: int | None) -> list[list[int]]:
+    """Indices of the rows of each forward: like widths together, rows * widest <= tokens (at least one row)."""
+    if tokens is None:
+        return [list(range(len(widths)))]
+    batches: list[list[int]] = []
+    for index in sorted(range(len(widths)), key=lambda index: -widths[index]):  # the first row of a batch is its widest
+        if batches and (len(batches[-1]) + 1) * widths[batches[-1][0]] <= tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+@contextmanager
+def _branch(model: Any, grad: bool) -> Iterator[None]:
+    """Gradients on or off; without them also dropout off, and every module back in its mode afterwards."""
+    training = [] if grad else [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.set_grad_enabled(grad):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _read(
+    model: Any,
+    contexts: Sequence[_Context],
+    width: int = 0,
+    *,
+    temperature: float,
+    layers: Sequence[str],
+    entropy: bool = False,
+) -> _Reading:
+    """One forward over right-padded contexts, at least `width` wide."""
+    device = next(model.parameters()).device
+    width = max(width, *(len(context.ids) for context in contexts))
+    ids = np.zeros((len(contexts), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for index, context in enumerate(contexts):
+        ids[index, : len(context.ids)] = context.ids
+        mask[index, : len(context.ids)] = 1
+    rows = np.repeat(np.arange(len(contexts)), [len(context.positions) for context in contexts])
+    before = np.concatenate([context.positions for context in contexts]).astype(np.int64) - 1
+    targets = np.concatenate([context.response_ids for context in contexts]).astype(np.int64)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    capture = capture_states(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
+    logprobs, entropies = _score(model, capture.final, tensor(targets), temperature, entropy)
+    return _Reading(logprobs, entropies, capture.states)
+
+
+def _score(model: Any, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets and the entropies, the head applied piece by piece so that [M, V] never exists."""
+    head = output_head(model)
+
+    def score(piece: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = torch.log_softmax(head(piece).float() / temperature, dim=-1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else logprobs.new_zeros(0)
+        return logprobs.gather(-1, target[:, None])[:, 0], entropies
+
+    size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
+    if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
+        score = partial(checkpoint, score, use_reentrant=False)
+    pieces = [score(*piece) for piece in zip(hidden.split(size), targets.split(size), strict=True)]
+    logprobs, entropies = zip(*pieces, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _join(parts: Sequence[Tensor], back: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))[back.to(parts[0].device)]
+
+
+def _join_states(
+    readings: Sequence[_Reading], blocks: Sequence[str], back: Tensor
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    joined = {name: _join([reading.states[name] for reading in readings], back) for name in readings[0].states}
+    stacked = torch.stack([joined.pop(name) for name in blocks]) if blocks else None
+    return stacked, joined
