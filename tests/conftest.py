@@ -10,8 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread: results of sums do 
 import pytest
 from jaxtyping import install_import_hook
 
-# Every function of these packages is checked against its hints and array shapes while the tests run.
-install_import_hook(["diagnostics", "training", "analysis", "figures"], "tests.runtime_types.check")
+# Every function of these packages is checked against its hints and array shapes while the tests run. The tower lets an
+# int stand where a float is asked for, as PEP 484 does; the hook takes the checker as an expression.
+CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+install_import_hook(["diagnostics", "training", "analysis", "figures"], CHECKER)
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class EnvError:
     reason: str
 
 
+@runtime_checkable
 class Env(Protocol):
     """An environment instance. It may be reset to any number of tasks, one after another."""
 
