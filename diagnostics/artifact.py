@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -83,6 +83,7 @@ def save_artifact(
     tables: Mapping[str, pa.Table | Rows] | None = None,
     tensors: Mapping[str, Mapping[str, Any]] | None = None,
     documents: Mapping[str, Any] | None = None,
+    write: Callable[[Path], object] | None = None,
     config: Any = None,
     args: Any = None,
     seeds: Iterable[int] = (),
@@ -93,8 +94,9 @@ def save_artifact(
 
     Source: ours.
     Args: tables (name -> Table, or rows whose types pyarrow infers), tensors (name -> named arrays), documents
-    (name -> anything JSON can hold), config (resolved, dataclass or mapping), args (as passed), inputs (stored by
-    path relative to this folder and by digest), extra (further manifest keys, e.g. the tokenizer's digest).
+    (name -> anything JSON can hold), write (puts further files into the folder it is given, e.g. a model), config
+    (resolved, dataclass or mapping), args (as passed), inputs (stored by path relative to this folder and by digest),
+    extra (further manifest keys, e.g. the tokenizer's digest).
     Raises: ArtifactError in one sentence when a document is not JSON or the disk refuses; what stood there before stays.
     """
     path = Path(path)
@@ -112,6 +114,8 @@ def save_artifact(
             )
         for name, document in (documents or {}).items():
             (partial / f"{name}.json").write_text(_json(name, document))
+        if write is not None:
+            write(partial)
         files = [_entry(file) for file in sorted(partial.iterdir())]
         manifest = {
             **(extra or {}),

@@ -19,7 +19,7 @@ MAX_LOG_RATIO = 20.0
 
 class PolicyLoss(NamedTuple):
     value: Float[Tensor, "M"]  # carries the gradient
-    clipped: Bool[Tensor, "M"]  # the clipped ratio decided
+    clipped: Bool[Tensor, "M"]  # the ratio lies outside the clip range
     dual_clipped: Bool[Tensor, "M"]  # the bound for negative advantages decided
 
 
@@ -42,10 +42,10 @@ def policy_loss(
     """
     student, old, advantages = (_clean(x, mask) for x in (student, old.detach(), advantages.detach()))
     ratio = (student - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    free, bound = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    value = torch.maximum(free, bound)
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    value = torch.maximum(-advantages * ratio, -advantages * bounded)
     limit = torch.where(advantages < 0, -advantages * dual_clip, torch.inf)
-    return PolicyLoss(torch.minimum(value, limit), bound > free, value > limit)
+    return PolicyLoss(torch.minimum(value, limit), ratio != bounded, value > limit)
 
 
 def kl_k3(
