@@ -97,7 +97,7 @@ def save_artifact(
     (name -> anything JSON can hold), write (puts further files into the folder it is given, e.g. a model), config
     (resolved, dataclass or mapping), args (as passed), inputs (stored by path relative to this folder and by digest),
     extra (further manifest keys, e.g. the tokenizer's digest).
-    Raises: ArtifactError in one sentence when a document is not JSON or the disk refuses; what stood there before stays.
+    Raises: ArtifactError in one sentence when a document is not JSON or the disk refuses; the old artifact stays.
     """
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
@@ -228,7 +228,7 @@ def load_trajectories(path: str | Path) -> list[Trajectory]:
 
 
 def save_skills(path: str | Path, skills: Mapping[str, Skill], **manifest: Any) -> Artifact:
-    """Write skills by key (the trajectory they are placed in front of); further arguments are those of save_artifact."""
+    """Write skills by key (the trajectory they are placed in front of); further arguments as in save_artifact."""
     rows = [{"key": key, **dataclasses.asdict(skill)} for key, skill in skills.items()]
     return save_artifact(path, "skills", tables={"skills": to_table(rows, _SKILL_COLUMNS)}, **manifest)
 

@@ -1,0 +1,266 @@
+"""Change rates: how much a privileged context changes what the policy says and what it thinks, token by token.
+
+Quantities of one token: the change of the sampled token's probability (and log-probability), and of the hidden state
+at the position before it, per block. `Change` counts them in a stream; nothing it stores grows with the number of
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diagnostics.artifact import to_table
+from diagnostics.paired import PairedPass, PairedSegment
+from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, TokenClass, measurement
+
+CHANNELS = ("output_change", "output_logprob_change", "hidden_change", "hidden_change_centred")
+UNITS = {"output_change": "probability", "output_logprob_change": "nats", "hidden_change": "1 - cosine"}
+UNITS["hidden_change_centred"] = "1 - cosine"
+CLASSES = {TokenClass.THINK: "think", TokenClass.ACTION: "action", TokenClass.FORMAT: "format"}
+NULL_CONTEXT = "unrelated"
+NULL_QUANTILE = 0.99
+# 25 thresholds a decade, 2e-7 .. 1.8e1: rounding of fp32 probabilities .. largest log-prob change of interest
+THRESHOLDS = 2e-7 * 10 ** (np.arange(200) / 25)
+# edges of the null histogram, 400 a decade: a quantile is found to 0.6 %, from above
+EDGES = 10 ** np.linspace(-9, 2, 4401)
+
+
+def output_change(student_logprobs: Float[Tensor, "M"], teacher_logprobs: Float[Tensor, "M"]) -> Float[Tensor, "M"]:
+    """Change of the sampled token's probability: |p_T - p_S|.
+
+    Source: PR-OPD Fig. 1a, b (its threshold is not published, see `Change`).
+    Args: log-probabilities [M], nats. Returns: [M] in [0, 1], float64.
+    """
+    return (teacher_logprobs.double().exp() - student_logprobs.double().exp()).abs()
+
+
+def output_logprob_change(
+    student_logprobs: Float[Tensor, "M"], teacher_logprobs: Float[Tensor, "M"]
+) -> Float[Tensor, "M"]:
+    """Change of the sampled token's log-probability: |log p_T - log p_S|. Source: ours. Returns: [M], nats, float64."""
+    return (teacher_logprobs.double() - student_logprobs.double()).abs()
+
+
+def hidden_change(
+    student_states: Float[Tensor, "L M D"],
+    teacher_states: Float[Tensor, "L M D"],
+    centre: Float[Tensor, "L D"] | None = None,
+) -> Float[Tensor, "L M"]:
+    """Change of direction of the hidden state: 1 - cos(h_T - c, h_S - c) = |u_T - u_S|^2 / 2 of the unit vectors u.
+
+    The right-hand form is computed: it is exactly 0 for equal states and keeps its digits for small angles.
+    Source: PR-OPD Fig. 1a, b; the centring is ours (coordinates that are large in every state pin the raw cosine at 1).
+    Args: states [L, M, D]; centre [L, D], each layer's mean student state, or None for the raw cosine.
+    Returns: [L, M] in [0, 2], float64; a zero vector has no direction and counts as 0.5 from any other, 0 from itself.
+    """
+    layers = []
+    for layer, (student, teacher) in enumerate(zip(student_states, teacher_states, strict=True)):
+        shift = 0.0 if centre is None else centre[layer].to(student.device, torch.float64)
+        units = [torch.nn.functional.normalize(h.double() - shift, dim=-1, eps=1e-30) for h in (student, teacher)]
+        layers.append((units[0] - units[1]).square().sum(-1) / 2)  # eps: only an exactly zero vector is below it
+    return torch.stack(layers)
+
+
+@dataclass
+class _Counts:
+    """Sums over the tokens of one (context, trajectory), by token class C, quantity Q, and summary quantity S."""
+
+    task: str
+    total: np.ndarray  # int64 [C]
+    sum: np.ndarray  # float64 [C, Q]
+    above_null: np.ndarray  # int64 [C, Q]
+    curve: np.ndarray  # int64 [C, S, 201]; tokens that pass exactly k thresholds
+    not_finite: int = 0
+
+
+@dataclass
+class Change:
+    """Streaming change rates of all contexts. Source: PR-OPD Fig. 1a, b; curves, null and centring ours.
+
+    A first pass over the students alone (`prepare`) gives the mean student state of each layer, which is then
+    frozen: every context, the first one included, is centred by the same vector, whatever the order of the stream.
+    The headline is the share of tokens that change more than 99 % of all response tokens do under `unrelated`, per
+    quantity. That threshold is known once `unrelated` has streamed by, so it goes first; it is a histogram edge, at
+    most 0.6 % above the true quantile and never below 1e-9. A token with a value that is not finite is left out of
+    every count and counted apart.
+    """
+
+    state_sum: Tensor | None = None  # float64 [L, D]
+    state_count: int = 0
+    counts: dict[tuple[str, str], _Counts] = field(default_factory=dict)
+    null_histogram: np.ndarray | None = None  # int64 [Q, bins]
+    null_fine: dict[str, np.ndarray] = field(default_factory=dict)  # trajectory -> int32 [C, S, bins]
+    null_threshold: np.ndarray | None = None  # float64 [Q]
+    n_layers: int = 0
+
+    def prepare(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
+        """Adds a batch of student states to the mean that centres all contexts."""
+        assert passed.student_states is not None, "change needs states"
+        states = passed.student_states.detach()
+        states = states[:, states.isfinite().all(-1).all(0)]
+        total = states.sum(1, dtype=torch.float64)
+        self.state_sum = total if self.state_sum is None else self.state_sum + total
+        self.state_count += states.shape[1]
+
+    def update(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
+        """Adds a batch of pairs, each to its own context. Raises ValueError on a pair without a teacher context."""
+        if not bool(passed.has_teacher.all()):
+            raise ValueError(
+                "change rates got a pair without a teacher context; leave out what build_pairs could not pair"
+            )
+        values = self._quantities(passed)
+        if not pairs or not values.shape[1]:
+            return
+        row = passed.row.cpu().numpy()
+        classes = np.concatenate([pair.token_class for pair in pairs])
+        finite = np.isfinite(values).all(0)
+        for key in dict.fromkeys((pair.context, pair.trajectory_id) for pair in pairs):
+            mine = [i for i, pair in enumerate(pairs) if (pair.context, pair.trajectory_id) == key]
+            token = np.isin(row, mine)
+            self._add(key, pairs[mine[0]].task_id, values[:, token & finite], classes[token & finite])
+            self.counts[key].not_finite += int((token & ~finite).sum())
+
+    def result(self, provenance: Provenance) -> dict[str, pa.Table]:
+        """Tables `measurements` (means, shares above the null, token counts) and `thresholds` (counts by threshold)."""
+        if self.null_histogram is not None and self.null_threshold is None:
+            self.null_threshold = null_quantile(self.null_histogram)
+        source = {name: getattr(provenance, name) for name in ("run", "method", "env", "model", "seed", "step")}
+        rows = [measurement(**source, **row) for row in self._rows()]
+        return {"measurements": to_table(rows, MEASUREMENT_COLUMNS), "thresholds": self._threshold_table()}
+
+    def _quantities(self, passed: PairedPass) -> np.ndarray:
+        """All quantities [Q, M]: the channels (hidden ones as the mean over layers), then both hidden ones by layer."""
+        assert passed.teacher_logprobs is not None, "change needs teacher log-probs"
+        assert passed.student_states is not None and passed.teacher_states is not None, "change needs states"
+        centre = None if self.state_sum is None else self.state_sum / max(self.state_count, 1)
+        raw = hidden_change(passed.student_states, passed.teacher_states)
+        centred = hidden_change(passed.student_states, passed.teacher_states, centre)
+        self.n_layers = len(raw)
+        logprobs = passed.student_logprobs.detach(), passed.teacher_logprobs
+        summary = [output_change(*logprobs), output_logprob_change(*logprobs), raw.mean(0), centred.mean(0)]
+        return torch.cat([torch.stack(summary), raw, centred]).detach().cpu().numpy()
+
+    def _add(self, key: tuple[str, str], task: str, values: np.ndarray, classes: np.ndarray) -> None:
+        context, trajectory = key
+        n_classes, n_values, n_channels = len(CLASSES), len(values), len(CHANNELS)
+        if key not in self.counts:
+            self.counts[key] = _Counts(
+                task,
+                total=np.zeros(n_classes, np.int64),
+                sum=np.zeros((n_classes, n_values)),
+                above_null=np.zeros((n_classes, n_values), np.int64),
+                curve=np.zeros((n_classes, n_channels, len(THRESHOLDS) + 1), np.int64),
+            )
+        counts = self.counts[key]
+        if context == NULL_CONTEXT:
+            self._add_null(trajectory, values, classes)
+        elif self.null_threshold is None and self.null_histogram is not None:
+            self.null_threshold = null_quantile(self.null_histogram)
+        for c, token_class in enumerate(CLASSES):
+            chosen = values[:, classes == token_class]
+            counts.total[c] += chosen.shape[1]
+            counts.sum[c] += chosen.sum(1)
+            if self.null_threshold is not None:
+                counts.above_null[c] += (chosen > self.null_threshold[:, None]).sum(1)
+            counts.curve[c] += _histograms(chosen[:n_channels], THRESHOLDS)
+
+    def _add_null(self, trajectory: str, values: np.ndarray, classes: np.ndarray) -> None:
+        if any(context != NULL_CONTEXT for context, _ in self.counts):
+            raise ValueError(f"context {NULL_CONTEXT!r} must be measured before the contexts that are held against it")
+        total = _histograms(values, EDGES)
+        self.null_histogram = total if self.null_histogram is None else self.null_histogram + total
+        channels = values[: len(CHANNELS)]
+        fine = np.stack([_histograms(channels[:, classes == c], EDGES) for c in CLASSES]).astype(np.int32)
+        self.null_fine[trajectory] = self.null_fine.get(trajectory, 0) + fine
+
+    def _above_null(self, context: str, trajectory: str) -> np.ndarray | None:
+        """Tokens above the null threshold [C, Q]; under `unrelated` itself only the summary quantities [C, S]."""
+        if self.null_threshold is None:
+            return None
+        if context != NULL_CONTEXT:
+            return self.counts[context, trajectory].above_null
+        fine = self.null_fine[trajectory]
+        first = np.searchsorted(EDGES, self.null_threshold[: len(CHANNELS)], side="right")
+        return np.stack([fine[:, s, first[s] :].sum(-1) for s in range(len(CHANNELS))], axis=1)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        layers = [str(layer) for layer in range(self.n_layers)]
+        names = [(channel, "mean" if channel.startswith("hidden") else "") for channel in CHANNELS]
+        names += [(channel, layer) for channel in CHANNELS[2:] for layer in layers]
+        rows: list[dict[str, Any]] = []
+        for (context, trajectory), counts in self.counts.items():
+            place = {"context": context, "trajectory": trajectory, "task": counts.task}
+            above = self._above_null(context, trajectory)
+            if counts.not_finite:
+                rows.append({**place, "token_class": "all", "metric": "tokens_not_finite", "value": counts.not_finite})
+            for label, chosen in [*((name, [c]) for c, name in enumerate(CLASSES.values())), ("all", [0, 1, 2])]:
+                total = int(counts.total[chosen].sum())
+                cell = {**place, "token_class": label}
+                rows.append({**cell, "metric": "tokens", "value": total, "unit": "tokens"})
+                if not total:
+                    continue
+                for q, (channel, layer) in enumerate(names):
+                    mean = counts.sum[chosen, q].sum() / total
+                    entry = {**cell, "layer": layer}
+                    rows.append({**entry, "metric": f"{channel}/mean", "value": mean, "unit": UNITS[channel]})
+                    if above is not None and q < above.shape[1]:
+                        share = above[chosen, q].sum() / total
+                        rows.append({**entry, "metric": f"{channel}/share_above_null", "value": share, "unit": "share"})
+        if self.null_threshold is not None:
+            for (channel, layer), value in zip(names, self.null_threshold, strict=True):
+                metric = {"metric": f"{channel}/null_threshold", "value": value, "unit": UNITS[channel]}
+                rows.append({"context": NULL_CONTEXT, "token_class": "all", "layer": layer, **metric})
+        return rows
+
+    def _threshold_table(self) -> pa.Table:
+        tables = [_curve_table(*key, counts) for key, counts in self.counts.items()]
+        return pa.concat_tables(tables) if tables else pa.table({})
+
+
+def null_quantile(histogram: np.ndarray, quantile: float = NULL_QUANTILE) -> np.ndarray:
+    """The smallest edge that at most a share 1 - quantile of the tokens lies above, per quantity.
+
+    Args: histogram [Q, len(EDGES) + 1]; bin k holds the values above exactly k edges. Returns: [Q], float64.
+    """
+    at_most = histogram.cumsum(-1)[:, :-1]  # [Q, edges]; values at or below each edge
+    enough = at_most >= np.ceil(quantile * histogram.sum(-1, keepdims=True))
+    return EDGES[np.where(enough.any(-1), enough.argmax(-1), len(EDGES) - 1)]
+
+
+def _histograms(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Per row, how many values lie above exactly k edges, k = 0 .. len(edges). [N, M] -> int64 [N, len(edges) + 1]."""
+    bins = np.searchsorted(edges, values, side="left")
+    return np.stack([np.bincount(row, minlength=len(edges) + 1) for row in bins])
+
+
+def _curve_table(context: str, trajectory: str, counts: _Counts) -> pa.Table:
+    labels = [*CLASSES.values(), "all"]
+    curve = np.concatenate([counts.curve, counts.curve.sum(0, keepdims=True)])  # [4, S, 201]
+    total = np.append(counts.total, counts.total.sum())
+    above = curve[..., ::-1].cumsum(-1)[..., ::-1][..., 1:]  # tokens above threshold k passed at least k + 1
+    n_classes, n_channels, n_thresholds = above.shape
+
+    def repeat(values: Sequence[str], each: int) -> pa.Array:
+        return pa.array(values, pa.string()).take(pa.array(np.arange(above.size) // each % len(values)))
+
+    layers = ["mean" if channel.startswith("hidden") else "" for channel in CHANNELS]
+    return pa.table(
+        {
+            "trajectory": repeat([trajectory], 1),
+            "token_class": repeat(labels, n_channels * n_thresholds),
+            "channel": repeat(CHANNELS, n_thresholds),
+            "layer": repeat(layers, n_thresholds),
+            "context": repeat([context], 1),
+            "threshold": np.tile(THRESHOLDS, n_classes * n_channels),
+            "count": above.reshape(-1),
+            "total": np.repeat(total, n_channels * n_thresholds),
+        }
+    )

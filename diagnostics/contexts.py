@@ -1,0 +1,123 @@
+"""What the teacher's context holds in each diagnostic condition: the own skill, its controls, nothing. No torch."""
+
+from __future__ import annotations
+
+import difflib
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diagnostics.records import Trajectory
+
+CONTEXTS = ("own_skill", "other_skill", "unrelated", "shuffled", "none", "floor")
+WITHOUT_SKILL = ("none", "floor")  # the empty text; floor is the same context read again at another batch shape
+
+# Prose that has nothing to do with any task here; length-matched pieces of it are the `unrelated` control.
+UNRELATED = (
+    "Twice a day the sea leaves the bay and comes back, and the harbour keeps a record of both.",
+    "The moon pulls harder on the near side of the planet than on the far side, and the water follows.",
+    "Where the coast narrows, the rising tide is pressed between the cliffs and runs inland as a low wave.",
+    "Old pilots measured the delay between the full moon and the highest water and called it the age of the tide.",
+    "A lighthouse built of granite bends a little in a storm, although nobody inside would notice.",
+    "Its lens was cut from rings of glass so that a small flame could be seen beyond the horizon.",
+    "Migrating terns pass the tower in autumn, flying mostly at night and correcting their course by the stars.",
+    "Geologists read the cliffs as a slow diary in which every band of chalk stands for many thousand years.",
+    "The white stone is made from the shells of creatures too small to see, which drifted down through warm seas.",
+    "Flint grew later in the burrows of animals, and people came for it long before there were roads.",
+    "In winter the river carries so much silt that the water near its mouth turns the colour of tea.",
+    "Sailmakers in the town once argued for a century about whether cotton or flax held the wind better.",
+    "The answer depended on the weather, which was also the subject of their other arguments.",
+    "A comet seen from the pier in spring was drawn by a schoolteacher, whose sketch still hangs in the library.",
+    "Its tail pointed away from the sun, as all of them do, because light itself pushes the dust.",
+    "By summer the sky was empty again, and the talk turned to music, bridges and the price of salt.",
+)
+
+
+def contexts_for(
+    tokenizer: Any, trajectories: Sequence[Trajectory], skills: Mapping[str, str], names: Sequence[str], seed: int
+) -> dict[str, dict[str, str]]:
+    """The text placed in front of each trajectory in each named context; a trajectory without one is left out.
+
+    own_skill: its skill. other_skill: the skill of a trajectory of another task (of another trajectory, where one task
+    holds more than half of them), each used once. unrelated: prose cut to as many tokens as the own skill. shuffled:
+    the own skill's words in random order. none, floor: the empty text.
+    Source: PR-OPD Fig. 4 (length-matched text, "all controls"); their exact form ours.
+    Args: skills, text by trajectory id; names, of CONTEXTS; seed, of the shuffles and draws, which do not depend on
+    the order of the trajectories or on which contexts are asked for.
+    Returns: context -> trajectory id -> text, in the order of `names`.
+    Raises: ValueError on an unknown context, or when a context that is made from skills would stay empty.
+    """
+    written = {t.id: skills[t.id] for t in trajectories if skills.get(t.id, "").strip()}
+    result: dict[str, dict[str, str]] = {}
+    for name in names:
+        if name not in CONTEXTS:
+            near = difflib.get_close_matches(name, CONTEXTS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"contexts are {', '.join(CONTEXTS)}"
+            raise ValueError(f"unknown context {name!r}; {hint}")
+        if name in WITHOUT_SKILL:
+            result[name] = {t.id: "" for t in trajectories}
+        elif name == "own_skill":
+            result[name] = dict(written)
+        elif name == "other_skill":
+            result[name] = _other_skills(trajectories, written, seed)
+        elif name == "unrelated":
+            result[name] = {id: unrelated_text(tokenizer, text, _generator(seed, id)) for id, text in written.items()}
+        else:
+            result[name] = {id: shuffled_words(text, _generator(seed, id)) for id, text in written.items()}
+        if not result[name]:
+            raise ValueError(
+                f"context {name!r} is made from skills, and {len(written)} of {len(trajectories)} trajectories have "
+                "one; pass the skills that were written from these trajectories"
+            )
+    return result
+
+
+def shuffled_words(text: str, generator: np.random.Generator) -> str:
+    """The words of a text in random order, joined by single spaces."""
+    return " ".join(generator.permutation(np.array(text.split(), dtype=object)))
+
+
+def unrelated_text(tokenizer: Any, text: str, generator: np.random.Generator) -> str:
+    """Unrelated prose with as many tokens as `text`, starting at a random sentence.
+
+    The shortest such prose whose own encoding reaches that count; it passes it only where one more character splits
+    into several tokens.
+    """
+    count = _n_tokens(tokenizer, text)
+    start = int(generator.integers(len(UNRELATED)))
+    prose = " ".join([*UNRELATED[start:], *UNRELATED[:start]])
+    while _n_tokens(tokenizer, prose) < count:
+        prose += " " + prose
+    low, high = 0, len(prose)  # the prefix of length `high` always has enough tokens
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _n_tokens(tokenizer, prose[:middle].rstrip()) < count:
+            low = middle
+        else:
+            high = middle
+    return prose[:high].rstrip()
+
+
+def _other_skills(trajectories: Sequence[Trajectory], written: Mapping[str, str], seed: int) -> dict[str, str]:
+    """A derangement: trajectories sorted by task, each taking the skill that lies one largest task further on."""
+    task = {t.id: t.task_id for t in trajectories if t.id in written}
+    order = sorted(written)
+    np.random.default_rng(seed).shuffle(order)
+    shift = max(Counter(task.values()).values(), default=0)
+    if 2 * shift > len(order):  # one task holds more than half: only another trajectory can be asked for
+        task, shift = {id: "" for id in order}, 1
+    rank = {name: order.index(next(id for id in order if task[id] == name)) for name in set(task.values())}
+    order.sort(key=lambda id: rank[task[id]])
+    other = {id: written[order[(place + shift) % len(order)]] for place, id in enumerate(order)}
+    return {id: other[id] for id in written if other[id] != written[id]}  # an equal text is no control
+
+
+def _n_tokens(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _generator(seed: int, trajectory_id: str) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(trajectory_id.encode())])
