@@ -95,6 +95,25 @@ def bootstrap_ratio(counts: ArrayLike, totals: ArrayLike, rng: np.random.Generat
     return _bootstrap((count[kept], total[kept]), lambda c, t, axis: c.sum(axis=axis) / t.sum(axis=axis), rng)
 
 
+def bootstrap_ratios(
+    counts: np.ndarray, totals: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """bootstrap_ratio of K counts that share their totals, resampled together: a curve with a pointwise interval.
+
+    Args: counts [n units, K], totals [n units]. Returns: estimate, low, high, each [K].
+    """
+    kept = np.asarray(totals) > 0
+    count, total = np.asarray(counts, dtype=np.float64)[kept], np.asarray(totals, dtype=np.float64)[kept]
+    estimate = count.sum(axis=0) / total.sum()
+    if len(total) < 2:
+        return estimate, np.full_like(estimate, np.nan), np.full_like(estimate, np.nan)
+    # A resample of units is a vector of weights, so that all K ratios of all resamples are one matrix product.
+    weights = rng.multinomial(len(total), np.full(len(total), 1 / len(total)), size=RESAMPLES).astype(np.float64)
+    ratios = weights @ count / (weights @ total)[:, None]
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return estimate, low, high
+
+
 def paired_difference(a: pd.Series, b: pd.Series, rng: np.random.Generator) -> PairedDifference:
     """Success of arm b minus arm a on the same tasks.
 

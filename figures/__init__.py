@@ -1,0 +1,1 @@
+"""Figures drawn from tables only; each is saved with its data and its inputs."""
