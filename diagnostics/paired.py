@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -28,13 +29,13 @@ LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
 class PairedSegment:
     """One segment in two contexts. Positions are those OF the response tokens; response index pairs the branches."""
 
-    student_ids: np.ndarray  # int32 [T]
-    teacher_ids: np.ndarray | None  # int32 [T']; None: no teacher context, see build_pairs
-    student_positions: np.ndarray  # int64 [M]
-    teacher_positions: np.ndarray | None  # int64 [M]
-    response_ids: np.ndarray  # int32 [M]; identical in both branches
-    turn: np.ndarray  # int16 [M]
-    token_class: np.ndarray  # int8 [M]
+    student_ids: Int[np.ndarray, "T"]
+    teacher_ids: Int[np.ndarray, "S"] | None  # None: no teacher context, see build_pairs
+    student_positions: Int[np.ndarray, "M"]
+    teacher_positions: Int[np.ndarray, "M"] | None
+    response_ids: Int[np.ndarray, "M"]  # identical in both branches
+    turn: Int[np.ndarray, "M"]
+    token_class: Int[np.ndarray, "M"]
     trajectory_id: str
     task_id: str
     context: str  # "own_skill", "other_skill", "unrelated", "shuffled", "none", ...
@@ -46,11 +47,11 @@ class PairedSegment:
         ):
             if ids is None or positions is None:
                 continue
-            if (positions < 1).any() or not np.array_equal(ids[positions], self.response_ids):
-                raise ValueError(
-                    f"trajectory {self.trajectory_id!r}, context {self.context!r}: the {branch} context does not hold "
-                    "the response tokens at the positions given; both branches must read the same response ids"
-                )
+            where = f"trajectory {self.trajectory_id!r}, context {self.context!r}, {branch} branch"
+            if (positions < 1).any():
+                raise ValueError(f"{where}: a response cannot hold the first token, nothing is read before it")
+            if not np.array_equal(ids[positions], self.response_ids):
+                raise ValueError(f"{where}: the ids at the positions given are not the response ids; build both anew")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +62,15 @@ class PairedPass:
     the position BEFORE it. Only student tensors can carry gradients.
     """
 
-    row: Tensor  # int64 [M]; index of the pair
-    has_teacher: Tensor  # bool [M]; False: no teacher context, teacher tensors there are of the student's context
-    student_logprobs: Tensor  # float32 [M]; nats
-    student_entropy: Tensor | None = None  # float32 [M]; nats, of the full distribution
-    teacher_logprobs: Tensor | None = None  # float32 [M]
-    student_states: Tensor | None = None  # [L, M, D]; output of every block
-    teacher_states: Tensor | None = None  # [L, M, D]
-    student_extra: dict[str, Tensor] = field(default_factory=dict)  # "embed", "final_norm" -> [M, D]
-    teacher_extra: dict[str, Tensor] = field(default_factory=dict)
+    row: Int[Tensor, "M"]  # index of the pair
+    has_teacher: Bool[Tensor, "M"]  # False: no teacher context; teacher tensors there read the student's
+    student_logprobs: Float[Tensor, "M"]  # nats
+    student_entropy: Float[Tensor, "M"] | None = None  # nats, of the full distribution
+    teacher_logprobs: Float[Tensor, "M"] | None = None  # nats
+    student_states: Float[Tensor, "L M D"] | None = None  # output of every block
+    teacher_states: Float[Tensor, "L M D"] | None = None
+    student_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)  # "embed", "final_norm"
+    teacher_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)
 
 
 def build_pairs(

@@ -216,7 +216,7 @@ def _character_spans(tokenizer: Any, ids: list[int]) -> tuple[str, list[tuple[in
         ends = np.cumsum([len(piece) for piece in pieces]).tolist()
     else:  # pieces that decode differently alone: parts of one character, leading spaces, joined words
         ends = [len(decode(tokenizer, ids[: i + 1])) for i in range(len(ids))]
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][:-1]
     # a further part of a character already counted adds no length: it belongs to that character
     return text, [(min(start, max(end - 1, 0)), end) for start, end in zip(starts, ends, strict=True)]
 
@@ -231,6 +231,8 @@ def segment_from_turns(tokenizer: Any, trajectory: Trajectory, max_tokens: int) 
     their ids unchanged. Each segment is cut after `max_tokens` tokens, and left out where the cut spares no reply.
     The sampler's log-probs do not exist for these ids: NaN on the response.
     """
+    if not trajectory.turns:
+        return []
     segments: list[Segment] = []
     cut = 0
     messages: list[Message] = list(task_messages(trajectory.description, trajectory.turns[0].observation, None))
