@@ -67,7 +67,7 @@ def contexts_for(
             result[name] = {id: unrelated_text(tokenizer, text, _generator(seed, id)) for id, text in written.items()}
         else:
             result[name] = {id: shuffled_words(text, _generator(seed, id)) for id, text in written.items()}
-        if not result[name]:
+        if not result[name] and name not in WITHOUT_SKILL:
             raise ValueError(
                 f"context {name!r} is made from skills, and {len(written)} of {len(trajectories)} trajectories have "
                 "one; pass the skills that were written from these trajectories"

@@ -50,7 +50,8 @@ def diagnose(
     max_tokens, tokens of a segment that are read (response tokens behind it are counted as cut; None: all);
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
-    another tokenizer: read the texts instead, see same_tokenizer; manifest, further arguments of save_artifact.
+    another tokenizer: read the texts instead, see same_tokenizer; provenance, its seed also seeds the contexts;
+    manifest, further arguments of save_artifact.
     Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts.
     Raises: ValueError on an unknown name, or a context in which no pair is left.
     """
@@ -177,6 +178,9 @@ def _save(
         "measurements",
         tables={name: pa.concat_tables(parts) for name, parts in tables.items()},
         documents={"counts": counts},
-        **{"seeds": [provenance.seed], **manifest},
-        extra={"provenance": dataclasses.asdict(provenance)},
+        **{
+            "seeds": [provenance.seed],
+            **manifest,
+            "extra": {"provenance": dataclasses.asdict(provenance), **manifest.get("extra", {})},
+        },
     )
