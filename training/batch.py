@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -185,7 +186,7 @@ def collate(rows: Sequence[Row], of: Denominators, device: torch.device) -> Batc
 def take_tokens(batch: Batch, pair: PairedPass, index: Int[Tensor, "N"]) -> tuple[Batch, PairedPass]:
     """Some tokens of a micro-batch, everything detached."""
 
-    def taken(source: Batch | PairedPass) -> dict[str, Tensor]:
+    def taken(source: Batch | PairedPass) -> dict[str, Any]:
         fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
         tensors = {name: value.detach() for name, value in fields.items() if isinstance(value, Tensor)}
         return {name: value[:, index] if value.dim() == 3 else value[index] for name, value in tensors.items()}

@@ -1,7 +1,7 @@
 """Checkpoints: an ordinary Hugging Face model folder plus what an exact resume needs.
 
-    checkpoints/step_000010/   config.json model.safetensors tokenizer files   (the export: `--model` reads it as it is)
-                               optimizer.safetensors modules.safetensors state.json manifest.json
+    checkpoints/step_10/   config.json model.safetensors tokenizer files   (the export: any tool reads it as it is)
+                           optimizer.safetensors modules.safetensors state.json manifest.json
 
 A folder is written aside and renamed, manifest last: what bears the name step_<n> is complete or gets refused by its
 sha256. There is no generator state to keep: every draw of step n depends on (seed, n) only.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from diagnostics.artifact import Artifact, ArtifactError, load_artifact, save_artifact
 
@@ -33,7 +35,7 @@ class Learned:
 
     model: Any  # a Hugging Face causal language model
     optimizer: torch.optim.Optimizer
-    modules: nn.Module | None = None
+    modules: Any = None  # nn.Module with `lr` and `extra_updates`
     module_optimizer: torch.optim.Optimizer | None = None
 
     @property
@@ -45,7 +47,7 @@ class Learned:
 
 
 def checkpoint_path(run: str | Path, step: int) -> Path:
-    return Path(run) / "checkpoints" / f"step_{step:06d}"
+    return Path(run) / "checkpoints" / f"step_{step}"
 
 
 def save_checkpoint(
@@ -58,7 +60,8 @@ def save_checkpoint(
     """
 
     def write(folder: Path) -> None:
-        learned.model.save_pretrained(folder)
+        with _quiet():
+            learned.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         tensors = {}
         for name, module, optimizer in learned.parts:
@@ -91,7 +94,8 @@ def load_checkpoint(path: str | Path, learned: Learned) -> dict[str, Any]:
 
 def load_weights(model: Any, folder: str | Path) -> None:
     """Overwrite the weights of `model` by those of a model folder of the same architecture, in place."""
-    source = type(model).from_pretrained(folder, dtype=model.dtype, local_files_only=True)
+    with _quiet():
+        source = type(model).from_pretrained(folder, dtype=model.dtype, local_files_only=True)
     _strictly(model, source.state_dict(), Path(folder))
 
 
@@ -106,7 +110,8 @@ def latest_complete(run: str | Path) -> Path | None:
         shutil.rmtree(leftover, ignore_errors=True)
     broken: list[str] = []
     chosen: Path | None = None
-    for path in sorted(folder.glob("step_??????"), reverse=True):
+    found = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
+    for path in sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True):
         try:
             load_artifact(path, "checkpoint")
         except ArtifactError as error:
@@ -122,11 +127,16 @@ def latest_complete(run: str | Path) -> Path | None:
 
 def save_reference(run: str | Path, reference: Any) -> None:
     """Keep the KL anchor as `<run>/reference`, so that a resumed or branched run is pulled to the same weights."""
-    save_artifact(Path(run) / "reference", "reference", write=reference.save_pretrained)
+
+    def write(folder: Path) -> None:
+        with _quiet():
+            reference.save_pretrained(folder)
+
+    save_artifact(Path(run) / "reference", "reference", write=write)
 
 
 def reference_folder(run: str | Path, init_from: str | Path | None = None) -> Path | None:
-    """Where the KL anchor lies: in the run itself, else in the run that `init_from` is a checkpoint of; None if nowhere."""
+    """Where the KL anchor lies: in the run, else in the run that `init_from` is a checkpoint of; None if nowhere."""
     candidates = [Path(run)]
     if init_from is not None:
         candidates.append(Path(init_from).resolve().parent.parent)
@@ -134,6 +144,18 @@ def reference_folder(run: str | Path, init_from: str | Path | None = None) -> Pa
         if (candidate / "reference" / "manifest.json").is_file():
             return load_artifact(candidate / "reference", "reference").path
     return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers between ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _flat(prefix: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

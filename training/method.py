@@ -34,7 +34,8 @@ class LossTerm:
     """One named term: coefficient * sum(mask * weight * value) / denominator.
 
     `value`, `mask` and `weight` are [M]; `weight` is detached and never enters the denominator, which counts the
-    masked tokens of the whole optimiser mini-batch and is known before the first forward pass.
+    distilled tokens (those with a teacher context) of the whole optimiser mini-batch, known before the first forward.
+    With coefficient 0 the term is logged and takes no part in the loss.
     """
 
     name: str
@@ -46,11 +47,12 @@ class LossTerm:
 
 Advantage = Callable[["Batch", "PairedPass", Any, int], "Tensor"]
 Loss = Callable[["Batch", "PairedPass", Any, int, "nn.Module | None"], "list[LossTerm]"]
+Modules = Callable[[Any, Any], "nn.Module | None"]  # (model_config, config) -> module with `lr` and `extra_updates`
 
 
 @dataclass(frozen=True)
 class Method:
-    """`advantage` replaces the per-token advantage of the surrogate, `loss` adds terms, `modules` adds trainable parts."""
+    """`advantage` replaces the per-token advantage of the surrogate; `loss` adds terms, `modules` trainable parts."""
 
     name: str
     paper: str
@@ -58,7 +60,7 @@ class Method:
     needs: Callable[[Any, int], Needs]  # (config, step) -> what this step needs
     advantage: Advantage | None = None
     loss: Loss | None = None
-    modules: Callable[[Any, Any], nn.Module] | None = None  # (model_config, config) -> trainable module
+    modules: Modules | None = None
 
 
 def available_methods() -> list[str]:

@@ -1,0 +1,227 @@
+"""The training loop. It reads a method's `needs` and knows nothing else about it.
+
+One step: roll out, score against the group, (Stage II of a distilling method: write skills, build pairs), then one
+AdamW update a mini-batch of rows. A step depends on the weights and on (seed, step) only, so a run that was stopped
+continues bit for bit from its last complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diagnostics.paired import build_pairs
+from diagnostics.records import Skill, Trajectory
+from training.batch import Row, build_rows, turn_advantages
+from training.checkpoint import (
+    Learned,
+    checkpoint_path,
+    latest_complete,
+    load_checkpoint,
+    load_weights,
+    reference_folder,
+    save_checkpoint,
+    save_reference,
+)
+from training.config import Config
+from training.method import Needs, load_method
+from training.monitor import Log, Means
+from training.update import Cache, Learner, extra_updates, generator, score, update
+
+log = logging.getLogger(__name__)
+
+Rollout = Callable[[int], Sequence[Trajectory]]  # step -> the step's trajectories, `group` counting its tasks
+WriteSkills = Callable[[Sequence[Trajectory], int], Mapping[str, Skill]]  # (finished trajectories, step) -> by id
+Evaluate = Callable[[int], Mapping[str, float]]  # steps done -> metrics of the current weights
+
+
+def train(
+    config: Config,
+    run: str | Path,
+    *,
+    model: Any,
+    tokenizer: Any,
+    rollout_fn: Rollout,
+    write_skills_fn: WriteSkills | None = None,
+    evaluate_fn: Evaluate | None = None,
+    reference: Any = None,
+    progress: Callable[..., None] | None = None,
+) -> Path:
+    """Train `model` in place for `config.steps` steps and return the folder of the last checkpoint.
+
+    A run folder that has checkpoints is continued; otherwise `config.init_from` starts a branch from another run's
+    checkpoint (weights, optimiser state and KL anchor) at step 0.
+    Args: model, a Hugging Face causal language model with float32 weights; reference, the KL anchor (None: the run's
+    own, else the branched run's, else the weights training starts from); progress(step, **values) after every step.
+    Raises: ValueError on a run folder of another method or seed, or what a method needs and nobody gives;
+    FloatingPointError on a gradient that is not finite. Ctrl-C leaves the last complete checkpoint.
+    """
+    learner = _start(config, Path(run), model, reference)
+    write_log = Log(run, learner.step)
+    evaluated = evaluate_fn if config.eval.every else None
+    if evaluated and 0 not in write_log.steps:
+        write_log.write(0, evaluated(0))
+    while learner.step < config.steps:
+        metrics = _step(learner, tokenizer, rollout_fn, write_skills_fn)
+        done = learner.step
+        if evaluated and (done % config.eval.every == 0 or done == config.steps):
+            started = time.perf_counter()
+            metrics |= {**evaluated(done), "time/eval": time.perf_counter() - started}
+        write_log.write(done, metrics)  # before the checkpoint: a row without one is dropped and made again
+        if done % config.save_every == 0 or done == config.steps:
+            state = {"update": learner.update, "method": config.method, "seed": config.seed}
+            save_checkpoint(run, done, learner.learned, tokenizer, state, config=config, seeds=[config.seed])
+        if progress:
+            progress(done, success=metrics["reward/success"])
+    return checkpoint_path(run, learner.step)
+
+
+def _start(config: Config, run: Path, model: Any, reference: Any) -> Learner:
+    method = load_method(config.method)
+    method_config = method.config() if config.method_config is None else config.method_config
+    narrow = next((name for name, p in model.named_parameters() if p.dtype != torch.float32), None)
+    if narrow is not None:
+        raise ValueError(
+            f"weight {narrow} is not float32; load the model in float32 to train it, a step of lr {config.optim.lr} "
+            "vanishes in half precision (model.dtype bfloat16 is the precision of the forward pass)"
+        )
+    model.eval()  # no dropout: student, teacher and sampler read the same function
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)  # the default torch initialisation of a method's modules draws from here
+        modules: Any = method.modules(model.config, method_config) if method.modules else None
+    module_optimizer = None
+    if modules is not None:
+        modules.to(model.device)
+        module_optimizer = torch.optim.AdamW(
+            modules.parameters(), lr=modules.lr, weight_decay=config.optim.weight_decay
+        )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, weight_decay=config.optim.weight_decay)
+    learned = Learned(model, optimizer, modules, module_optimizer)
+    learner = Learner(config, method, method_config, learned, reference)
+    resumed = latest_complete(run)
+    if resumed is not None:
+        state = load_checkpoint(resumed, learner.learned)
+        for name, ours in (("method", config.method), ("seed", config.seed)):
+            if state[name] != ours:
+                raise ValueError(
+                    f"{run} was trained with {name} {state[name]!r}, not {ours!r}; choose another run folder"
+                )
+        learner.step, learner.update = state["step"], state["update"]
+    elif config.init_from is not None:
+        load_checkpoint(config.init_from, learner.learned)
+    if learner.reference is None and config.objective.kl_coefficient:
+        learner.reference = copy.deepcopy(model)
+        anchor = reference_folder(run, config.init_from)
+        if anchor is not None:
+            load_weights(learner.reference, anchor)
+        elif resumed is not None:
+            raise ValueError(f"{run} has checkpoints but no folder reference/ for the KL term; copy the run again")
+    if learner.reference is not None:
+        learner.reference.requires_grad_(False).eval()
+        if resumed is None:
+            save_reference(run, learner.reference)
+    return learner
+
+
+def _step(
+    learner: Learner, tokenizer: Any, rollout_fn: Rollout, write_skills_fn: WriteSkills | None
+) -> dict[str, float]:
+    config, step = learner.config, learner.step
+    started = time.perf_counter()
+    trajectories = list(rollout_fn(step))
+    played = [trajectory for trajectory in trajectories if trajectory.error is None]
+    rolled_out = time.perf_counter()
+
+    needs = learner.method.needs(learner.method_config, step)
+    skills = _write_skills(needs, played, step, write_skills_fn, config.method)
+    wrote = time.perf_counter()
+    metrics = {
+        "tokens/rollout": float(sum(trajectory.n_tokens for trajectory in trajectories)),
+        "time/rollout": rolled_out - started,
+        "time/skills": wrote - rolled_out,
+    }
+    rows, counted = _rows(learner, tokenizer, needs, played, skills)
+    metrics |= _reward_metrics(trajectories, played) | counted
+    order = torch.randperm(len(rows), generator=generator(config.seed, step))
+    parts = [part.tolist() for part in order.split(config.optim.mini_batch_rows) if len(part)]
+    batches = score(learner, needs, [[rows[i] for i in part] for part in parts])
+    means, cache = Means(), Cache()
+    for batch in batches:
+        update(learner, needs, batch, means, cache)
+    extra_updates(learner, needs, cache)
+    learner.step += 1
+    return {
+        **metrics,
+        **means.result(),
+        "update": float(learner.update),
+        "tokens/train": float(sum(row.n_tokens for row in rows)),
+        "time/train": time.perf_counter() - wrote,
+    }
+
+
+def _write_skills(
+    needs: Needs,
+    played: Sequence[Trajectory],
+    step: int,
+    write_skills_fn: WriteSkills | None,
+    method: str,
+) -> dict[str, str] | None:
+    if needs.skill == "none":
+        return None
+    if needs.skill != "hindsight" or needs.teacher not in ("current", "initial"):
+        raise ValueError(f"method {method!r} needs {needs.skill} skills and the {needs.teacher} teacher, not available")
+    if write_skills_fn is None:
+        raise ValueError(f"method {method!r} needs hindsight skills at step {step}; give write_skills_fn")
+    written = write_skills_fn(played, step) if played else {}
+    return {key: skill.text for key, skill in written.items() if skill.text.strip()}
+
+
+def _rows(
+    learner: Learner,
+    tokenizer: Any,
+    needs: Needs,
+    played: Sequence[Trajectory],
+    skills: Mapping[str, str] | None,
+) -> tuple[list[Row], dict[str, float]]:
+    """The step's rows, with teacher contexts where there are skills, and counts of what is missing."""
+    segments = [(i, s) for i, t in enumerate(played) for s in t.segments if s.response_mask.any()]
+    advantages, dead = turn_advantages(played, learner.config.objective)
+    pairs, counts = build_pairs(
+        tokenizer,
+        [(played[i], segment) for i, segment in segments],
+        skills,
+        "none" if skills is None else "own_skill",
+        learner.learned.model.config.max_position_embeddings,
+        keep_unpaired=True,
+    )
+    rows = build_rows(segments, pairs, advantages)
+    metrics = {"reward/dead_groups": dead}
+    if needs.teacher != "none":
+        tokens = sum(row.n_tokens for row in rows if row.distilled)
+        metrics |= {f"distill/{name}": float(count) for name, count in counts.items()}
+        metrics["distill/tokens"] = float(tokens)
+        if not tokens:
+            log.warning("step %d: no token is distilled (%s); the method does nothing here", learner.step, counts)
+    if not rows:
+        log.warning("step %d: no trajectory to learn from, the weights stay", learner.step)
+    return rows, metrics
+
+
+def _reward_metrics(trajectories: Sequence[Trajectory], played: Sequence[Trajectory]) -> dict[str, float]:
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values) if values else float("nan")
+
+    turns = sum(len(trajectory.turns) for trajectory in played)
+    return {
+        "reward/success": mean([float(trajectory.success) for trajectory in played]),
+        "reward/mean": mean([trajectory.reward for trajectory in played]),
+        "reward/invalid_share": sum(trajectory.n_invalid for trajectory in played) / max(turns, 1),
+        "rollout/turns": turns / max(len(played), 1),
+        "rollout/errors": float(len(trajectories) - len(played)),
+    }
