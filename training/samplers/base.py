@@ -52,7 +52,13 @@ class Sampler(Protocol):
 
     def session(self, rows: int) -> Session: ...
 
-    def generate(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key]) -> list[Reply]: ...
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[Key],
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> list[Reply]: ...
 
 
 def draws(key: Key, count: int) -> np.ndarray:

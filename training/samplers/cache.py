@@ -16,6 +16,8 @@ class RaggedLayer(CacheLayerMixin):
     """Keys and values of one layer, [slots, heads, capacity, head_dim]."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, slots: int) -> None:
         super().__init__()
@@ -29,7 +31,9 @@ class RaggedLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(self.slots, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.width > self.keys.shape[2]:
@@ -41,9 +45,9 @@ class RaggedLayer(CacheLayerMixin):
         self.values[slot, :, self.positions] = value_states.transpose(1, 2)
         return self.keys[:rows, :, : self.width], self.values[:rows, :, : self.width]
 
-    def swap(self, a: Tensor, b: Tensor) -> None:
-        for buffer in (self.keys, self.values):
-            used = buffer[:, :, : self.width]
+    def swap(self, a: Tensor, b: Tensor, width: int) -> None:
+        for buffer in (self.keys, self.values) if self.is_initialized else ():
+            used = buffer[:, :, :width]
             used[a], used[b] = used[b], used[a]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -60,17 +64,18 @@ class RaggedCache(Cache):
     """One RaggedLayer a decoder block. `place` says where the tokens of the coming forward pass belong."""
 
     def __init__(self, layers: int, slots: int) -> None:
-        super().__init__(layers=[RaggedLayer(slots) for _ in range(layers)])
+        self.ragged = [RaggedLayer(slots) for _ in range(layers)]
+        super().__init__(layers=list(self.ragged))
 
     def place(self, positions: Tensor, width: int) -> None:
         """positions int64 [rows, T]; width = 1 + the largest of them."""
-        for layer in self.layers:
+        for layer in self.ragged:
             layer.positions, layer.width = positions, width
 
-    def swap(self, a: Tensor, b: Tensor) -> None:
-        """Exchange the rows in slots a and b (int64 [n] each, disjoint)."""
-        for layer in self.layers:
-            layer.swap(a, b)
+    def swap(self, a: Tensor, b: Tensor, width: int) -> None:
+        """Exchange the first `width` columns of slots a and b (int64 [n] each, disjoint)."""
+        for layer in self.ragged:
+            layer.swap(a, b, width)
 
 
 def causal_mask(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:

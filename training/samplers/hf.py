@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagnostics.render import decode_reply
 from training.samplers.base import Key, Reply, Request, draws
 from training.samplers.cache import RaggedCache, causal_mask
 
 NEAR_TIE = 1e-5  # probability; fp32 round-off of a cumulative sum stays an order of magnitude below
-SHRINK = 0.75  # rows that ended their reply leave the decode batch once the live share is at most this
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class HFSampler:
 
     Source: ours (DESIGN, samplers).
     Args: temperature 0 is greedy; max_new_tokens bounds one reply; batch_size is the number of live rows at once.
-    Raises: ValueError for a tokenizer without end-of-turn token and for attention other than full causal attention.
+    Raises: ValueError for a tokenizer without end-of-turn token, for attention other than full causal attention, and
+        for a model that rescales or caps its logits.
     """
 
     model: Any
@@ -40,6 +42,14 @@ class HFSampler:
         window = getattr(self.model.config, "sliding_window", None)
         if kinds != {"full_attention"} or (window and not hasattr(self.model.config, "layer_types")):
             raise ValueError(f"sampler: needs full attention in every layer, {self.model.config.model_type} has others")
+
+        token = torch.tensor([[self.tokenizer.eos_token_id]], device=self.model.device)
+        with torch.inference_mode(), evaluating(self.model):
+            logits = self.model(token).logits
+            if not torch.allclose(logits, _head(self.model, self.model.base_model(token).last_hidden_state)):
+                raise ValueError(
+                    f"sampler: {self.model.config.model_type} changes its logits after the output embedding"
+                )
 
     def session(self, rows: int) -> HFSession:
         """A session of `rows` rows with an empty context each."""
@@ -62,7 +72,8 @@ class HFSampler:
         replies: dict[int, Reply] = {}
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
-            answers = sampler.session(len(rows)).reply({i: Request(keys[row], prompts[row]) for i, row in enumerate(rows)})
+            requests = {i: Request(keys[row], prompts[row]) for i, row in enumerate(rows)}
+            answers = sampler.session(len(rows)).reply(requests)
             replies.update({row: answers[i] for i, row in enumerate(rows)})
         return [replies[index] for index in range(len(prompts))]
 
@@ -85,6 +96,8 @@ class HFSession:
             raise ValueError(f"sampler: row {min(gone)} has left the session, it was not asked for in an earlier turn")
         self._to_front(len(self.rows), set(requests))
         del self.rows[len(requests) :]
+        if not requests:
+            return {}
         chunks = {}
         for row, request in requests.items():
             if request.fresh:
@@ -92,12 +105,8 @@ class HFSession:
             chunks[row] = self.pending[row] + list(request.ids)
             if not chunks[row]:
                 raise ValueError(f"sampler: the request {request.key} has no tokens to continue from")
-        was_training = self.sampler.model.training
-        self.sampler.model.eval()
-        try:
+        with evaluating(self.sampler.model):
             return self._decode(requests, chunks)
-        finally:
-            self.sampler.model.train(was_training)
 
     def _decode(self, requests: Mapping[int, Request], chunks: dict[int, list[int]]) -> dict[int, Reply]:
         sampler, limit = self.sampler, self.sampler.max_new_tokens
@@ -106,29 +115,24 @@ class HFSession:
         ids: dict[int, list[int]] = {row: [] for row in requests}
         logprobs: dict[int, list[float]] = {row: [] for row in requests}
         ties = dict.fromkeys(requests, 0)
-        live = set(requests)
-        count = len(live)  # rows in the decode batch: the live ones and those that ended since it last shrank
+        count = len(requests)
         for step in range(limit):
             batch = self.rows[:count]
             logits = self._forward([chunks[row] for row in batch])
-            for row in live:  # a row that ended feeds its last token again, to the same place
-                self.length[row] += len(chunks[row])
             uniform = torch.tensor([uniforms[row][step] for row in batch], dtype=torch.float64, device=logits.device)
             tokens, scores, near = (x.tolist() for x in sample(logits, uniform, sampler.temperature))
+            ended = set()
             for row, token, score, tie in zip(batch, tokens, scores, near, strict=True):
-                chunks[row] = [token]
-                if row in live:
-                    ids[row].append(token)
-                    logprobs[row].append(score)
-                    ties[row] += tie
-                    self.pending[row] = [token]
-                    if token == stop:
-                        live.discard(row)
-            if not live:
+                ids[row].append(token)
+                logprobs[row].append(score)
+                ties[row] += tie
+                chunks[row] = self.pending[row] = [token]
+                if token == stop:
+                    ended.add(row)
+            self._to_front(count, set(batch) - ended)
+            count -= len(ended)
+            if not count:
                 break
-            if len(live) <= SHRINK * count:
-                self._to_front(count, live)
-                count = len(live)
         return {row: self._finish(ids[row], logprobs[row], ties[row]) for row in requests}
 
     def _forward(self, chunks: Sequence[Sequence[int]]) -> Tensor:
@@ -141,6 +145,8 @@ class HFSession:
         ids = torch.tensor([[*chunk, *[0] * (columns - len(chunk))] for chunk in chunks], device=model.device)
         positions = (lengths[:, None] + torch.arange(columns)).to(model.device)
         width = int(lengths.max()) + columns
+        for row, chunk in zip(self.rows, chunks, strict=False):  # the chunks of the first rows
+            self.length[row] += len(chunk)
         self.cache.place(positions, width)
         hidden = model.base_model(
             input_ids=ids,
@@ -150,7 +156,7 @@ class HFSession:
             use_cache=True,
         ).last_hidden_state
         rows = torch.arange(len(chunks), device=model.device)
-        return model.get_output_embeddings()(hidden[rows, (sizes - 1).to(model.device)])
+        return _head(model, hidden[rows, (sizes - 1).to(model.device)])
 
     def _to_front(self, count: int, keep: set[int]) -> None:
         """Swap rows so that the rows in `keep` fill the first slots; looks at the first `count` slots only."""
@@ -160,14 +166,15 @@ class HFSession:
         if not out:
             return
         device = self.sampler.model.device
-        self.cache.swap(torch.tensor(out, device=device), torch.tensor(back, device=device))
+        width = max(self.length[self.rows[slot]] for slot in out + back)
+        self.cache.swap(torch.tensor(out, device=device), torch.tensor(back, device=device), width)
         for a, b in zip(out, back, strict=True):
             self.rows[a], self.rows[b] = self.rows[b], self.rows[a]
 
     def _finish(self, ids: list[int], logprobs: list[float], ties: int) -> Reply:
         tokenizer = self.sampler.tokenizer
         ended = bool(ids) and ids[-1] == tokenizer.eos_token_id
-        text = tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        text = decode_reply(tokenizer, ids)
         return Reply(np.array(ids, np.int32), np.array(logprobs, np.float32), text, ended, ties)
 
 
@@ -194,3 +201,19 @@ def sample(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor,
         near = (torch.minimum(target - below, above - target) < NEAR_TIE)[:, 0]
         tokens = index[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0], near
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode (no dropout) for a while; its mode is put back."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _head(model: Any, hidden: Tensor) -> Tensor:
+    """Logits of chosen states only: a whole chunk's logits would cost more than the chunk."""
+    return model.get_output_embeddings()(hidden)

@@ -1,0 +1,1 @@
+"""Skills: privileged text, retrieved from a library or written from a finished trajectory."""

@@ -1,0 +1,112 @@
+"""Hindsight: a finished trajectory is written down in few words, and the policy writes one skill from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diagnostics import render
+from diagnostics.records import Message, Skill, Trajectory
+from training.samplers.base import Sampler
+
+CUE = "Write a skill."
+INSTRUCTION = {
+    True: "This attempt succeeded. State the reusable procedure in one or two sentences: the order of steps, and the "
+    "observation that decided it.",
+    False: "This attempt failed. State in one or two sentences the key mistake and what to do instead.",
+}
+ANSWER = "Answer with <skill>your text</skill> and nothing else."
+
+_SKILL = re.compile(r"<skill>(.*?)</skill>", re.DOTALL)
+_ARRIVAL = re.compile(r"^You arrive at [^.]*\.\s*")
+
+
+@dataclass(frozen=True)
+class WriterCounts:
+    """What became of the finished trajectories that were shown to the writer."""
+
+    written: int
+    empty: int  # tags without text
+    unparsable: int  # no complete pair of tags
+
+
+def serialise(trajectory: Trajectory, max_turns: int = 50, max_observation: int = 160, max_chars: int = 6000) -> str:
+    """The trajectory as a short record: task, outcome, then `action -> what was seen next`, one line a turn.
+
+    Turns without a valid action are left out (the environment ignored them); the text after an action drops its
+    "You arrive at X.", which repeats the action.
+    Source: ours (DESIGN, skills).
+    Args: max_turns, the last ones are kept; max_observation, characters kept of each answer; max_chars bounds the
+        record, the earliest turns go first.
+    Returns: text of at most max_chars characters.
+    """
+    seen = [turn.observation for turn in trajectory.turns[1:]] + [""]
+    lines = [
+        " -> ".join(part for part in (turn.action, _shorten(answer, max_observation)) if part)
+        for turn, answer in zip(trajectory.turns, seen, strict=True)
+        if turn.valid
+    ]
+    head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
+    room = max_chars - len(head)
+    kept: list[str] = []
+    for line in reversed(lines[-max_turns:] if max_turns else []):
+        room -= len(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return "\n".join([head, *reversed(kept)])
+
+
+def hindsight_messages(trajectory: Trajectory, terse: bool = True) -> tuple[Message, ...]:
+    """The writer's prompt, one user message: the record, and what to write.
+
+    Source: PR-OPD, hindsight skills (wording ours). Success asks for a reusable procedure and the deciding
+    observation, failure for the key mistake and its correction.
+    Args: terse asks with one short cue, for a policy that was taught the format; else the instruction is spelled out.
+    """
+    if terse:
+        return (Message("user", f"{serialise(trajectory)}\n{CUE}"),)
+    return (Message("user", f"{serialise(trajectory)}\n\n{INSTRUCTION[trajectory.success]} {ANSWER}"),)
+
+
+def parse_skill(reply: str) -> str | None:
+    """Text inside the first <skill>..</skill> with whitespace collapsed; "" when empty, None without both tags."""
+    match = _SKILL.search(reply)
+    return " ".join(match[1].split()) if match else None
+
+
+def write_skills(
+    sampler: Sampler,
+    trajectories: Sequence[Trajectory],
+    *,
+    seed: int,
+    step: int = 0,
+    max_new_tokens: int = 96,
+    terse: bool = True,
+) -> tuple[dict[str, Skill], WriterCounts]:
+    """The policy writes one skill for each finished trajectory; crashed episodes have none.
+
+    Source: PR-OPD, hindsight skills; a trajectory whose skill is empty or cannot be parsed is left out of
+    distillation only (as in SEED).
+    Args: the draws depend on (seed, task, attempt, step).
+    Returns: trajectory id -> Skill, and counts.
+    """
+    finished = [t for t in trajectories if t.stop_reason != "error" and t.turns]
+    replies = sampler.generate(
+        [render.prompt_ids(sampler.tokenizer, hindsight_messages(t, terse)) for t in finished],
+        [(seed, t.task_id, t.attempt, "skill", step) for t in finished],
+        max_new_tokens=max_new_tokens,
+    )
+    texts = [parse_skill(reply.text) for reply in replies]
+    skills = {
+        t.id: Skill(text, "hindsight", t.task_id, t.id, t.success)
+        for t, text in zip(finished, texts, strict=True)
+        if text
+    }
+    return skills, WriterCounts(len(skills), texts.count(""), texts.count(None))
+
+
+def _shorten(observation: str, limit: int) -> str:
+    text = " ".join(_ARRIVAL.sub("", observation).split())
+    return text if len(text) <= limit else text[: limit - 3].rsplit(" ", 1)[0] + "..."
