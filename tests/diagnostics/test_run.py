@@ -91,13 +91,23 @@ def _short(play: Trajectory) -> Any:
 
 
 @pytest.mark.parametrize("tokens", [1, 700, 100_000])
-def test_the_floor_is_what_a_batch_shape_does(tmp_path: Path, tokens: int) -> None:
-    """Case B05: rounding in fp32, more in bf16, and a skill far above either."""
-    exact = run(tmp_path / "exact", ["floor", "own_skill"], micro_batch_tokens=tokens)
-    assert means(exact, "floor").max() < 1e-4
-    assert min(values(exact, "hidden_change/mean", context="own_skill", layer="mean").values()) > 1e-3
-    coarse = run(tmp_path / "coarse", ["floor", "none"], tiny_model(layers=2).bfloat16(), micro_batch_tokens=tokens)
-    assert means(coarse, "floor").max() < 0.5 and not means(coarse, "none").any()
+def test_the_floor_of_fp32_is_rounding_and_a_skill_lies_far_above(tmp_path: Path, tokens: int) -> None:
+    """Case B05."""
+    done = run(tmp_path / "m", ["floor", "own_skill"], micro_batch_tokens=tokens)
+    assert means(done, "floor").min() >= 0 and means(done, "floor").max() < 1e-4
+    assert min(values(done, "hidden_change/mean", context="own_skill", layer="mean").values()) > 1e-3
+
+
+def test_the_floor_sees_what_a_batch_shape_does_and_equal_shapes_do_not(tmp_path: Path) -> None:
+    """Case B05, made large: a model whose states depend on the number of rows in their batch."""
+    model = tiny_model(layers=2)
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: out + 0.1 * len(out) * torch.linspace(-1, 1, out.shape[-1])
+    )
+    for tokens in (1, 100_000):
+        done = run(tmp_path / f"{tokens}", ["none", "floor"], model, micro_batch_tokens=tokens)
+        assert not means(done, "none").any()
+        assert means(done, "floor").min() > 0
 
 
 def test_output_and_hidden_change_equal_two_plain_forwards(tmp_path: Path) -> None:
