@@ -136,7 +136,7 @@ def _change_rates(axes: Axes, table: pd.DataFrame) -> None:
         x = position + (1.35 if channel == "output_change" else -1.32) * _BAR
         axes.plot(x, value.low, marker, mfc="white", mec=CHANNELS[channel], ms=3.2, mew=0.8, clip_on=False, zorder=4)
     tokens = own["n_tokens"].groupby(level="token_class").first()
-    axes.set_xticks(range(len(CLASSES)), [f"{name}\n{_count(tokens.get(name, 0))}" for name in CLASSES])
+    axes.set_xticks(range(len(CLASSES)), [f"{name}\n{_count(int(tokens.get(name, 0)))}" for name in CLASSES])
     axes.set_xlim(-0.62, len(CLASSES) - 0.42)
     axes.set_ylim(0, 1.08)
     axes.set_yticks(np.linspace(0, 1, 6))
@@ -194,7 +194,8 @@ def _learning_curves(axes: Axes, table: pd.DataFrame) -> None:
     _title(axes, "c", "success on the fixed panel")
     axes.set_xlabel(f"training step  (right: ends, {seeds} seed{'s' if seeds > 1 else ''})")
     axes.set_ylabel(f"success (n={tasks} tasks)")
-    handles = [_arm_handle(arm, trained=(table["arm"] == arm).sum() > 1) for arm in reversed(ends["arm"].tolist())]
+    points = table["arm"].value_counts()
+    handles = [_arm_handle(arm, trained=bool(points[arm] > 1)) for arm in reversed(ends["arm"].tolist())]
     handles.append(Line2D([], [], marker="s", mfc="white", mec=_GREY, ms=3.4, lw=0, label="PR-OPD paper (WebShop)"))
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.47, -0.13), ncols=2, columnspacing=1.2)
 
@@ -222,5 +223,5 @@ def _handles() -> list[Any]:
     ]
 
 
-def _count(number: float) -> str:
-    return f"n={number / 1000:.1f}k" if number >= 1000 else f"n={int(number)}"
+def _count(number: int) -> str:
+    return f"n={number / 1000:.1f}k" if number >= 1000 else f"n={number}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 
 READERS = ("tiny", "smollm2-135m")
 GRID = np.geomspace(1e-7, 1.0, 200)
 
 
+@pytest.fixture
 def changes() -> pd.DataFrame:
     rows = []
     for reader in READERS:
@@ -37,6 +39,7 @@ def changes() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@pytest.fixture
 def thresholds() -> pd.DataFrame:
     frames = []
     for reader in READERS:
@@ -61,6 +64,7 @@ def thresholds() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+@pytest.fixture
 def curves() -> pd.DataFrame:
     levels = {
         "student": [0.45],
