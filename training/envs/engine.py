@@ -9,117 +9,49 @@ episodes of one game, and the classes below override the slow methods of PddlSta
 from __future__ import annotations
 
 import json
-import threading
-from collections import defaultdict
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fast_downward
 from textworld.core import EnvInfos, Environment, GameState
 from textworld.envs.pddl import PddlEnv
 from textworld.envs.pddl.logic import PddlState
 from textworld.generator.game import EntityInfo
 from textworld.logic import Proposition, Variable
 
-from training.envs.grammar import Binding, Context, Facts, Logic, Signature, load_logic
-from training.envs.translation import Translation, translate, translate_for_planning
-
-_LOCK = threading.RLock()
-_LIBRARIES: list[Library] = []
-
-
-class Library:
-    """One loaded copy of libdownward: it holds one game at a time, and any number of episodes of that game."""
-
-    def __init__(self) -> None:
-        self.c = fast_downward.load_lib()
-        self.lock = threading.RLock()
-        self.game: str | None = None
-        self.episodes = 0
-        self.initial: Mapping[Signature, frozenset[tuple[str, ...]]] = {}
-        self.initial_id = 0
-
-    def load(self, translation: Translation) -> None:
-        self.c.load_sas(translation.sas_bytes)
-        self.initial_id = self.c.get_state_id()
-        atoms = (fast_downward.Atom * self.c.get_state_size())()
-        self.c.get_state(atoms)
-        rows: dict[Signature, set[tuple[str, ...]]] = defaultdict(set)
-        for name, arguments in translation.facts:
-            rows[name, tuple(translation.objects[a] for a in arguments)].add(arguments)
-        for atom in atoms:
-            signature, row = parse_atom(atom.name, translation.objects)
-            if not signature[0].startswith("not_"):
-                rows[signature].add(row)
-        self.initial = {signature: frozenset(found) for signature, found in rows.items()}
-        self.game = translation.key
+from training.envs.facts import Binding, Facts
+from training.envs.grammar import Context, Logic, load_logic
+from training.envs.library import borrow, give_back
+from training.envs.translation import Translation, parse_atom, translate, translate_for_planning
 
 
-def parse_atom(text: str, types: Mapping[str, str]) -> tuple[Signature, tuple[str, ...]]:
-    """Signature and arguments of Fast Downward's "Atom name(a, b)" or "NegatedAtom name(a, b)"."""
-    kind, rest = text.split(" ", 1)
-    name, arguments = rest.split("(", 1)
-    row = tuple(a for a in arguments[:-1].split(", ") if a)
-    names = tuple(a.upper() if a in ("i", "p") else a for a in row)  # as TextWorld spells these two
-    signature = ("not_" + name if kind == "NegatedAtom" else name), tuple(types[a] for a in row)
-    return signature, names
-
-
-def borrow(translation: Translation) -> Library:
-    """The library that holds this game, else an idle one with the game loaded, else a new copy."""
-    with _LOCK:
-        library = next((x for x in _LIBRARIES if x.game == translation.key), None)
-        if library is None:
-            library = next((x for x in _LIBRARIES if not x.episodes), None)
-            if library is None:
-                library = Library()
-                _LIBRARIES.append(library)
-            library.game = None
-            library.load(translation)
-        library.episodes += 1
-        return library
-
-
-def give_back(library: Library) -> None:
-    with _LOCK:
-        library.episodes -= 1
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Action:
     """An applicable operator and the command that names it."""
 
     id: int
-    name: str
+    n_effects: int
     mapping: Binding
     command_template: str
     feedback_rule: str
-    n_effects: int
-
-    def format_command(self, names: Mapping[str, str]) -> str:
-        return self.command_template.format(**names)
 
 
 class EngineState(PddlState):
-    """PddlState with facts as plain rows, over a library shared with other episodes of the same game."""
+    """PddlState with its facts as plain rows, over a library that other episodes of the same game share."""
 
     def __init__(self, translation: Translation, game: Mapping[str, Any], logic: Logic):
-        # No super().__init__: it would translate twice.
+        # super().__init__ is not called: it translates the game twice.
         self._game = game
-        self._library = borrow(translation)
-        self.downward_lib = self._library.c
-        self._planning_sas: bytes | None = None
-        self._id = self._library.initial_id
-        self._parameters = translation.actions
         self._logic = logic
+        self._parameters = translation.actions
         self.name2type = translation.objects
-        self.fact_rows = Facts(self._library.initial)
-
-    def close(self) -> None:
-        if self._library is not None:
-            give_back(self._library)
-            self._library = None
+        self.fact_rows = Facts(translation.initial)
+        self._library = borrow(translation.key, translation.sas)
+        self._id = self._library.initial
+        self._planning_sas: bytes | None = None
+        self.downward_lib = self._library.c
+        self.close = weakref.finalize(self, give_back, self._library)  # runs once: here, or when forgotten
 
     @property
     def facts(self) -> Iterator[Proposition]:
@@ -128,48 +60,33 @@ class EngineState(PddlState):
                 yield Proposition(name, [Variable(*pair) for pair in zip(row, types, strict=True)])
 
     def all_applicable_actions(self) -> list[Action]:
-        c = self._library.c
-        with self._library.lock:
-            c.set_state_id(self._id)
-            operators = (fast_downward.Operator * c.get_applicable_operators_count())()
-            c.get_applicable_operators(operators)
         actions: dict[str, Action] = {}
-        for operator in operators:
-            text = operator.name
-            if text in actions:
-                continue
-            name, *arguments = text.split()
-            mapping = {ph: (a, ph[1]) for ph, a in zip(self._parameters[name], arguments, strict=False)}
-            spelled = self._logic.actions[name]
-            actions[text] = Action(
-                operator.id, name, mapping, spelled.template, spelled.feedback_rule, operator.nb_effect_atoms
-            )
+        for operator in self._library.applicable(self._id):
+            if operator.text not in actions:
+                name, *arguments = operator.text.split()
+                mapping = {ph: (a, ph[1]) for ph, a in zip(self._parameters[name], arguments, strict=False)}
+                text = self._logic.actions[name]
+                action = Action(operator.id, operator.n_effects, mapping, text.template, text.feedback_rule)
+                actions[operator.text] = action
         return list(actions.values())
 
     def apply(self, action: Action) -> None:
-        effects = (fast_downward.Atom * action.n_effects)()
-        with self._library.lock:
-            self._library.c.set_state_id(self._id)
-            self._library.c.apply_operator(action.id, effects)
-            self._id = self._library.c.get_state_id()
+        self._id, effects = self._library.apply(self._id, action.id, action.n_effects)
         for effect in effects:
-            (name, types), row = parse_atom(effect.name, self.name2type)
-            opposite = name.split("not_", 1)[1] if name.startswith("not_") else "not_" + name
+            (name, types), row = parse_atom(effect, self.name2type)
+            opposite = name.removeprefix("not_") if name.startswith("not_") else "not_" + name
             self.fact_rows.remove((opposite, types), row)
             self.fact_rows.add((name, types), row)
 
     def check_goal(self) -> bool:
-        with self._library.lock:
-            self._library.c.set_state_id(self._id)
-            return self._library.c.check_goal()
+        return self._library.won(self._id)
 
     def replan(self, infos: Mapping[str, EntityInfo]) -> list[str]:
         """Commands that win from here. Only here is the second, search-oriented translation made."""
         if self._planning_sas is None:
             self._planning_sas = translate_for_planning(self._game["pddl_domain"], self._game["pddl_problem"]).encode()
-        with self._library.lock:
-            self._library.c.set_state_id(self._id)
-            self._library.c.load_sas_replan(self._planning_sas)
+        with self._library.at(self._id) as c:
+            c.load_sas_replan(self._planning_sas)
             return super().replan(infos)
 
     def plan_to_templated_actions(self, plan: list[str], infos: Mapping[str, EntityInfo]) -> list[str]:
@@ -184,18 +101,17 @@ class EngineState(PddlState):
 class Engine(PddlEnv):
     """PddlEnv over the caches; load, reset and step answer what the stock class answers."""
 
+    _pddl_state: EngineState
+    state: GameState
+    prev_state: GameState
+
     def __init__(self, infos: EnvInfos | None = None) -> None:
         Environment.__init__(self, infos)  # not PddlEnv's: it would load a library copy of its own
-        self._pddl_state: EngineState | None = None
 
     def close(self) -> None:
-        if self._pddl_state is not None:
+        """Let go of the library; the engine may be loaded or reset again."""
+        if hasattr(self, "_pddl_state"):
             self._pddl_state.close()
-            self._pddl_state = None
-
-    def _new_state(self) -> EngineState:
-        self.close()
-        return EngineState(self._translation, self._game_data, self._logic)
 
     def load(self, filename_or_data: str | Mapping[str, Any]) -> None:
         if isinstance(filename_or_data, Mapping):
@@ -206,14 +122,13 @@ class Engine(PddlEnv):
         self._game_data = data
         self.walkthrough = data.get("walkthrough")
         self._translation = translate(data["pddl_domain"], data["pddl_problem"])
-        self._logic = load_logic(data["grammar"], tuple(self._translation.types))
+        self._logic = load_logic(data["grammar"], self._translation.types)
         self._templates = sorted({action.template for action in self._logic.actions.values()})
-        self._pddl_state = self._new_state()
         self._entity_infos = self._get_entity_infos()
 
     def _get_entity_infos(self) -> dict[str, EntityInfo]:
         infos: dict[str, EntityInfo] = {}
-        for (_, types), rows in self._pddl_state.fact_rows.rows.items():
+        for (_, types), rows in self._translation.initial.items():
             for row in rows:
                 for name, kind in zip(row, types, strict=True):
                     infos[name] = info = EntityInfo(name, kind)
@@ -232,12 +147,11 @@ class Engine(PddlEnv):
         self.state["last_action"] = None
         self.state["_last_action"] = self._last_action
         actions = self.state["_valid_actions"] = state.all_applicable_actions()
-        names = {key: info.name for key, info in self._entity_infos.items()}
         commands = self.state["_valid_commands"] = []
         for action in actions:
             context = Context.of(state.fact_rows, self._entity_infos, action.mapping)
             action.command_template = self._logic.grammar.derive(action.command_template, context)
-            commands.append(action.format_command(names))
+            commands.append(action.command_template.format(**self._names))
         self.state["admissible_commands"] = sorted(set(commands))
         if self.request_infos.moves:
             self.state["moves"] = self._moves
@@ -245,8 +159,9 @@ class Engine(PddlEnv):
             self.state["policy_commands"] = state.replan(self._entity_infos)
 
     def reset(self) -> GameState:
-        self._pddl_state = self._new_state()
-        self.prev_state = None
+        self.close()
+        self._pddl_state = EngineState(self._translation, self._game_data, self._logic)
+        self._names = {key: info.name for key, info in self._entity_infos.items()}
         self.state = GameState()
         self._last_action = None
         self._moves = 0

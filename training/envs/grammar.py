@@ -7,112 +7,25 @@ language (names, attributes, text, `+`, `or`) and never evaluated as Python: gam
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
 import textwrap
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from textworld.envs.pddl import logic as tw_logic
-from textworld.envs.pddl import textgen
-from textworld.logic import Rule, Type, TypeHierarchy
+from textworld.envs.pddl import logic, textgen
+from textworld.envs.pddl.logic.model import ActionTypeNode
 
-Typed = tuple[str, str]  # a variable or a placeholder: (name, type)
-Signature = tuple[str, tuple[str, ...]]
-Binding = dict[Typed, Typed]  # placeholder -> variable
+from training.envs.facts import PARSERS, Binding, Facts, Types, compile_query
+
 Expression = Callable[[Mapping[str, Any]], Any]  # of the variables
-Types = tuple[tuple[str, tuple[str, ...]], ...]
-_LOCK = threading.RLock()  # TextWorld's parsers are module globals with state
-
-
-class Facts:
-    """The true facts by signature: rows of argument names, with a sorted view kept until the set changes."""
-
-    def __init__(self, rows: Mapping[Signature, frozenset[tuple[str, ...]]]):
-        self.rows: dict[Signature, frozenset[tuple[str, ...]] | set[tuple[str, ...]]] = dict(rows)
-        self._sorted: dict[Signature, list[tuple[str, ...]]] = {}
-
-    def _own(self, signature: Signature) -> set[tuple[str, ...]]:
-        rows = self.rows.get(signature, frozenset())
-        if not isinstance(rows, set):  # still shared with the game's initial facts
-            rows = self.rows[signature] = set(rows)
-        self._sorted.pop(signature, None)
-        return rows
-
-    def add(self, signature: Signature, row: tuple[str, ...]) -> None:
-        if row not in self.rows.get(signature, ()):
-            self._own(signature).add(row)
-
-    def remove(self, signature: Signature, row: tuple[str, ...]) -> None:
-        if row in self.rows.get(signature, ()):
-            self._own(signature).discard(row)
-
-    def sorted(self, signature: Signature) -> list[tuple[str, ...]]:
-        rows = self._sorted.get(signature)
-        if rows is None:
-            rows = self._sorted[signature] = sorted(self.rows.get(signature, ()))
-        return rows
-
-
-@lru_cache(64)
-def _hierarchy(types: Types) -> TypeHierarchy:
-    hierarchy = TypeHierarchy()
-    for name, supertypes in types:
-        with contextlib.suppress(ValueError):  # declared twice: the first one stands, as in TextWorld
-            hierarchy.add(Type(name, supertypes))
-    return hierarchy
-
-
-@dataclass(frozen=True)
-class Query:
-    """A conjunction of predicates: for each, its placeholders and the signatures its facts may have."""
-
-    predicates: tuple[tuple[tuple[Typed, ...], tuple[Signature, ...]], ...]
-
-    def bindings(self, facts: Facts, binding: Binding, depth: int = 0) -> Iterator[Binding]:
-        """Every way to bind the open placeholders to distinct variables, in TextWorld's order."""
-        if depth == len(self.predicates):
-            yield binding
-            return
-        placeholders, signatures = self.predicates[depth]
-        for signature in signatures:
-            types = signature[1]
-            for row in facts.sorted(signature):
-                extended = binding
-                for placeholder, name, kind in zip(placeholders, row, types, strict=True):
-                    variable = (name, kind)
-                    bound = extended.get(placeholder)
-                    if bound is None:
-                        if variable in extended.values():
-                            break
-                        extended = {**extended, placeholder: variable}
-                    elif bound != variable:
-                        break
-                else:
-                    yield from self.bindings(facts, extended, depth + 1)
-
-
-@lru_cache(1024)
-def _query(expression: str, types: Types) -> Query:
-    with _LOCK:
-        rule = Rule.parse_conjunctive_query(expression)
-    hierarchy = _hierarchy(types)
-    predicates = []
-    for predicate in rule.preconditions:
-        subtypes = hierarchy.multi_subtypes([hierarchy.get(t) for t in predicate.signature.types])
-        signatures = tuple((predicate.name, tuple(t.name for t in kinds)) for kinds in subtypes)
-        predicates.append((tuple((ph.name, ph.type) for ph in predicate.parameters), signatures))
-    return Query(tuple(predicates))
 
 
 @lru_cache(4096)
 def _symbols(text: str) -> tuple[textgen.Symbol, ...]:
-    with _LOCK:
+    with PARSERS:
         return tuple(textgen._parse_and_convert(text, rule_name="symbols"))
 
 
@@ -171,10 +84,13 @@ class Context:
 Writer = Callable[[Context], str]
 
 
+Rules = dict[str, list[dict[str, Any]]]
+
+
 class Grammar:
     """Rules of a context-sensitive grammar; `derive` writes the text of a start string in a context."""
 
-    def __init__(self, rules: Mapping[str, list[Mapping[str, Any]]], types: Types):
+    def __init__(self, rules: Rules, types: Types):
         self._rules = rules
         self._types = types
         self._writers: dict[str, Writer] = {}
@@ -214,7 +130,7 @@ class Grammar:
         write, given = self._writer(symbol.expression), symbol.given
         if not given:
             return lambda context: [write(context)]
-        query = _query(given, self._types)
+        query = compile_query(given, self._types)
 
         def items(context: Context) -> list[str]:
             facts, entities = context.facts, context.entities
@@ -249,7 +165,7 @@ class Grammar:
         options = []
         for rule in rules:
             condition = rule.get("condition", "")
-            query = _query(condition, self._types) if condition else None
+            query = compile_query(condition, self._types) if condition else None
             options.append((query, self._sequence(_symbols(rule["rhs"]))))
 
         def write(context: Context) -> str:
@@ -271,20 +187,21 @@ _LEADING_BLOCK = re.compile(r'\s*grammar\s*::\s*"""((?:.|\n)*?)"""\s*;')
 
 
 @lru_cache(16)
-def _document(text: str) -> tuple[dict[str, ActionText], dict[str, list[Any]]]:
+def _document(text: str) -> tuple[dict[str, ActionText], Rules]:
     """Actions and grammar rules of a .twl2 text, by TextWorld's parser."""
-    with _LOCK:
-        model = tw_logic._PARSER.parse(text, rule_name="pddlStart")
+    with PARSERS:
+        document = logic._PARSER.parse(text, rule_name="pddlStart")
+    convert = logic._ModelConverter()
     actions: dict[str, ActionText] = {}
-    rules: dict[str, list[Any]] = {}
-    unescape = tw_logic._ModelConverter()._unescape_block
-    for part in model.parts:
-        if isinstance(part, tw_logic.textworld.envs.pddl.logic.model.ActionTypeNode):
-            action = tw_logic._ModelConverter().walk(part)
+    rules: Rules = {}
+    for part in document.parts:
+        if isinstance(part, ActionTypeNode):
+            action = convert.walk(part)
             actions[action.name.lower()] = ActionText(action.template, action.feedback_rule)
-            rules.update(json.loads("\n".join(x for x in action.grammar.split("\n") if not x.lstrip().startswith("#"))))
+            code = "\n".join(line for line in action.grammar.split("\n") if not line.lstrip().startswith("#"))
         else:
-            rules.update(json.loads(unescape(part.code)))
+            code = convert._unescape_block(part.code)
+        rules.update(json.loads(code))
     return actions, rules
 
 
@@ -298,13 +215,9 @@ class Logic:
 
 @lru_cache(64)
 def load_logic(text: str, types: Types) -> Logic:
-    """Actions and grammar of a game. Games differ in the goal sentence of the leading block, so the rest is shared."""
+    """Actions and grammar of a game. Games differ in the leading block (the goal's sentence); the rest is shared."""
     leading = _LEADING_BLOCK.match(text)
-    if leading is None:
-        actions, rules = _document(text)
-    else:
-        actions, rest = _document(text[leading.end() :])
-        rules = {**json.loads(textwrap.dedent(leading.group(1))), **rest}
-    merged: dict[str, list[Any]] = defaultdict(list)
-    merged.update(rules)
-    return Logic(actions, Grammar(dict(merged), types))
+    actions, rules = _document(text[leading.end() :] if leading else text)
+    if leading:
+        rules = {**json.loads(textwrap.dedent(leading.group(1))), **rules}
+    return Logic(actions, Grammar(rules, types))

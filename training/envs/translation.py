@@ -11,8 +11,11 @@ import json
 import os
 import sys
 import threading
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,45 +24,91 @@ import fast_downward
 from fast_downward.translate.pddl.conditions import Atom
 from fast_downward.translate.pddl.f_expression import Assign
 
-MEMORY_GAMES = 256  # translations kept in memory, about 0.2 MB each
+from training.envs.facts import Row, Signature, Types
+from training.envs.library import borrow, give_back
+
+FORMAT = f"1 fast-downward-textworld {version('fast-downward-textworld')}"  # part of the key of what is stored
+MEMORY_GAMES = 64  # about 0.4 MB each
 _LOCK = threading.RLock()  # the translator works through module globals and replaces sys.stdout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Translation:
-    """What the engine needs of a translated game; texts and tuples only, so that it round-trips through JSON."""
+    """What the engine needs of a translated game."""
 
     key: str  # sha256 of translator version, domain and problem
-    sas: str
-    objects: dict[str, str]  # name -> type
-    types: list[tuple[str, tuple[str, ...]]]  # name, supertypes
-    actions: dict[str, list[tuple[str, str]]]  # name -> (parameter without "?", type)
-    facts: list[tuple[str, tuple[str, ...]]]  # the problem's initial facts: name, arguments
+    sas: bytes
+    objects: Mapping[str, str]  # name -> type
+    types: Types
+    actions: Mapping[str, tuple[tuple[str, str], ...]]  # name -> its parameters: (name without "?", type)
+    initial: Mapping[Signature, frozenset[Row]]  # facts before the first command
 
-    @cached_property
-    def sas_bytes(self) -> bytes:
-        return self.sas.encode()
+
+def parse_atom(text: str, types: Mapping[str, str]) -> tuple[Signature, Row]:
+    """Signature and arguments of Fast Downward's "Atom name(a, b)" or "NegatedAtom name(a, b)"."""
+    kind, rest = text.split(" ", 1)
+    name, arguments = rest[:-1].split("(", 1)
+    row = tuple([a for a in arguments.split(", ") if a])
+    signature = ("not_" + name if kind == "NegatedAtom" else name), tuple([types[a] for a in row])
+    return signature, tuple([a.upper() if a in ("i", "p") else a for a in row])  # as TextWorld spells these two
 
 
 def cache_dir() -> Path:
     """$UNDERTOW_CACHE, else undertow/ in the user's cache folder."""
-    base = os.environ.get("UNDERTOW_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "undertow"
+    chosen = os.environ.get("UNDERTOW_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "undertow")
 
 
-def _sas(domain: str, problem: str, optimize: bool) -> tuple[Any, str]:
+def translate(domain: str, problem: str) -> Translation:
+    """The translation of one game: from memory, else from disk, else from the translator (then stored)."""
+    return _remembered(hashlib.sha256("\0".join((FORMAT, domain, problem)).encode()).hexdigest(), domain, problem)
+
+
+@lru_cache(MEMORY_GAMES)
+def _remembered(key: str, domain: str, problem: str) -> Translation:
+    path = cache_dir() / "translations" / f"{key}.json.gz"
+    translation = _read(path, key)
+    if translation is None:
+        content = _translate(domain, problem)
+        _write(path, {"key": key, **content})
+        translation = _build(key, content)
+    return translation
+
+
+def translate_for_planning(domain: str, problem: str) -> str:
+    """The planner's SAS text: pruned for search, so of no use for playing. Not stored."""
+    return _pddl_to_sas(domain, problem, optimize=True)[1]
+
+
+def _pddl_to_sas(domain: str, problem: str, optimize: bool) -> tuple[Any, str]:
     with _LOCK:
-        argv = sys.argv
+        arguments = sys.argv
         try:
             return fast_downward.pddl2sas(domain, problem, optimize=optimize)
         finally:
-            sys.argv = argv  # the translator overwrites it
+            sys.argv = arguments  # the translator puts its own in place
 
 
-def _initial_fact(atom: Any) -> tuple[str, tuple[str, ...]] | None:
-    """The filter of PddlState.__init__: no equality, no cost, no distances."""
+def _translate(domain: str, problem: str) -> dict[str, Any]:
+    """The content of a translation, as it is stored: JSON types only."""
+    task, sas = _pddl_to_sas(domain, problem, optimize=False)
+    library = borrow(None, sas.encode())
+    try:
+        atoms = library.atoms(library.initial)
+    finally:
+        give_back(library)
+    return {
+        "sas": sas,
+        "objects": {thing.name: thing.type_name for thing in task.objects},
+        "types": [(kind.name, kind.supertype_names) for kind in task.types],
+        "actions": {a.name: [(p.name.strip("?"), p.type_name) for p in a.parameters] for a in task.actions},
+        "facts": [fact for fact in map(_initial_fact, task.init) if fact],
+        "atoms": [atom for atom in atoms if not atom.startswith("NegatedAtom")],
+    }
+
+
+def _initial_fact(atom: Any) -> tuple[str, Row] | None:
+    """What PddlState takes of a problem's initial facts: no equality, no cost, no distances."""
     if isinstance(atom, Atom):
         return None if atom.predicate == "=" else (atom.predicate, tuple(atom.args))
     if isinstance(atom, Assign) and atom.fluent.symbol != "total-cost":
@@ -68,60 +117,42 @@ def _initial_fact(atom: Any) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def _translate(key: str, domain: str, problem: str) -> Translation:
-    task, sas = _sas(domain, problem, optimize=False)
+def _build(key: str, content: Mapping[str, Any]) -> Translation:
+    objects = {sys.intern(name): sys.intern(kind) for name, kind in content["objects"].items()}
+    rows: dict[Signature, set[Row]] = defaultdict(set)
+    for name, arguments in content["facts"]:
+        rows[name, tuple([objects[a] for a in arguments])].add(tuple(map(sys.intern, arguments)))
+    for atom in content["atoms"]:
+        signature, row = parse_atom(atom, objects)
+        rows[signature].add(tuple(map(sys.intern, row)))
     return Translation(
         key=key,
-        sas=sas,
-        objects={o.name: o.type_name for o in task.objects},
-        types=[(t.name, tuple(t.supertype_names)) for t in task.types],
-        actions={a.name: [(p.name.strip("?"), p.type_name) for p in a.parameters] for a in task.actions},
-        facts=[fact for fact in map(_initial_fact, task.init) if fact],
+        sas=content["sas"].encode(),
+        objects=objects,
+        types=_pairs((name, tuple(supertypes)) for name, supertypes in content["types"]),
+        actions={name: _pairs(parameters) for name, parameters in content["actions"].items()},
+        initial={signature: frozenset(found) for signature, found in rows.items()},
     )
 
 
-def _pairs(rows: list[Any]) -> list[Any]:
-    return [(name, tuple(rest) if isinstance(rest, list) else rest) for name, rest in rows]
+def _pairs(rows: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(tuple(row) for row in rows)
 
 
-def _read(path: Path) -> Translation | None:
+def _read(path: Path, key: str) -> Translation | None:
     """The stored translation, or None where there is none or the file is damaged (it is then written anew)."""
     try:
-        fields = json.loads(gzip.decompress(path.read_bytes()))
-        fields["types"], fields["facts"] = _pairs(fields["types"]), _pairs(fields["facts"])
-        fields["actions"] = {name: _pairs(rows) for name, rows in fields["actions"].items()}
-        translation = Translation(**fields)
-    except (OSError, EOFError, ValueError, TypeError, KeyError, gzip.zlib.error):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        return _build(key, content) if content["key"] == key else None
+    except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, zlib.error):
         return None
-    return translation if path.name == f"{translation.key}.json.gz" else None
 
 
-def _write(path: Path, translation: Translation) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(gzip.compress(json.dumps(asdict(translation)).encode(), 6, mtime=0))
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a cache that cannot be written is no reason to stop
-
-
-@lru_cache(MEMORY_GAMES)
-def _cached(key: str, domain: str, problem: str) -> Translation:
-    path = cache_dir() / "translations" / f"{key}.json.gz"
-    translation = _read(path)
-    if translation is None:
-        translation = _translate(key, domain, problem)
-        _write(path, translation)
-    return translation
-
-
-def translate(domain: str, problem: str) -> Translation:
-    """The translation of one game: from memory, else from disk, else from the translator (then stored)."""
-    text = "\0".join(("1", version("fast-downward-textworld"), domain, problem))
-    return _cached(hashlib.sha256(text.encode()).hexdigest(), domain, problem)
-
-
-def translate_for_planning(domain: str, problem: str) -> str:
-    """The planner's SAS text: pruned for search, so it is of no use for playing. Not kept."""
-    return _sas(domain, problem, optimize=True)[1]
+        partial.write_bytes(gzip.compress(json.dumps(content).encode(), 3, mtime=0))
+        os.replace(partial, path)
+    except OSError:  # a cache that cannot be written is no reason to stop
+        partial.unlink(missing_ok=True)
