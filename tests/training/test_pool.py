@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.training.fake_envs import Counter, Forgetful, Introspective, Unavailable, facts, task
+from training.envs.alfworld import AlfworldEnv
 from training.envs.base import EnvError, Step
+from training.envs.games import load_tasks
 from training.envs.pool import EnvPool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,3 +253,30 @@ def test_it_works_after_another_library_has_set_a_start_method(tmp_path: Path) -
         output, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
         assert output.splitlines()[1] == "fine"
+
+
+def test_real_games_play_alike_alone_interleaved_and_replayed(shared: Path) -> None:
+    """Case B40 with the real engine: 4 games in 2 workers, both killed half-way, against one game after the other."""
+    tasks = load_tasks(shared / "data" / "alfworld", "valid_seen")[:4]
+    choose = random.Random(0)
+    env = AlfworldEnv(max_turns=6)
+    alone: list[list[Step]] = []
+    actions: list[list[str]] = []
+    for game in tasks:
+        alone.append([env.reset(game)])
+        actions.append([])
+        for _ in range(6):
+            actions[-1].append(choose.choice(alone[-1][-1].admissible))
+            alone[-1].append(env.step(actions[-1][-1]))
+    with EnvPool(partial(AlfworldEnv, max_turns=6), workers=2, timeout=60.0) as pool:
+        traces = [[first] for first in pool.reset(dict(enumerate(tasks))).values()]
+        for turn in range(6):
+            if turn == 3:
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                    worker.join()
+            answers = pool.step({slot: plan[turn] for slot, plan in enumerate(actions)})
+            for slot, answer in answers.items():
+                traces[slot].append(answer)
+        assert pool.quarantine == set()
+    assert traces == alone
