@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from diagnostics.records import Message, Segment, Skill, Trajectory, Turn
+from diagnostics.columns import SEGMENT_ARRAYS, table_trajectories, trajectory_table
+from diagnostics.records import Skill, Trajectory
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -202,29 +202,17 @@ def save_trajectories(path: str | Path, trajectories: Sequence[Trajectory], **ma
             raise ArtifactError(f"trajectory id {trajectory.id!r} occurs twice in {path}; ids must be unique")
         seen.add(trajectory.id)
         for index, segment in enumerate(trajectory.segments):
-            lengths = {name: len(getattr(segment, name)) for name in _SEGMENT_ARRAYS}
+            lengths = {name: len(getattr(segment, name)) for name in SEGMENT_ARRAYS}
             if len(set(lengths.values())) > 1:
                 raise ArtifactError(
                     f"segment {index} of trajectory {trajectory.id!r} has arrays of unequal length {lengths}"
                 )
-    return save_artifact(path, "trajectories", tables={"trajectories": _trajectory_table(trajectories)}, **manifest)
+    return save_artifact(path, "trajectories", tables={"trajectories": trajectory_table(trajectories)}, **manifest)
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
     """The trajectories of an artifact, equal to what was saved, in the same order."""
-    table = load_artifact(path, "trajectories").table("trajectories").combine_chunks()
-    column = {name: table.column(name).combine_chunks() for name in table.column_names}
-    column = {name: c.chunk(0) if isinstance(c, pa.ChunkedArray) else c for name, c in column.items()}
-    nested = column["segments"].flatten()
-    prompts = [tuple(Message(**m) for m in messages) for messages in nested.field("messages").to_pylist()]
-    arrays = [_unpack(nested.field(name)) for name in _SEGMENT_ARRAYS]
-    segments = [Segment(*parts) for parts in zip(prompts, *arrays, strict=True)]
-    ends = np.cumsum([0, *column["segments"].value_lengths().to_pylist()])
-    trajectories = []
-    for row, values in enumerate(table.drop_columns(["segments"]).to_pylist()):
-        turns = tuple(Turn(**{**turn, "admissible": tuple(turn["admissible"])}) for turn in values.pop("turns"))
-        trajectories.append(Trajectory(**values, turns=turns, segments=tuple(segments[ends[row] : ends[row + 1]])))
-    return trajectories
+    return table_trajectories(load_artifact(path, "trajectories").table("trajectories"))
 
 
 def save_skills(path: str | Path, skills: Mapping[str, Skill], **manifest: Any) -> Artifact:
@@ -241,51 +229,6 @@ def load_skills(path: str | Path) -> dict[str, Skill]:
 
 _SKILL_COLUMNS = {"key": "string", "text": "string", "kind": "string", "task_id": "string"}
 _SKILL_COLUMNS |= {"trajectory_id": "string", "source_success": "bool"}
-_SEGMENT_ARRAYS = {
-    "ids": pa.int32(),
-    "response_mask": pa.bool_(),
-    "turn": pa.int16(),
-    "token_class": pa.int8(),
-    "rollout_logprobs": pa.float32(),
-}
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-_TURN_FIELDS = [("observation", pa.string()), ("admissible", pa.list_(pa.string())), ("response", pa.string())]
-_TURNS = pa.list_(pa.struct([*_TURN_FIELDS, ("action", pa.string()), ("valid", pa.bool_())]))
-_TYPES = {"str": pa.string(), "str | None": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-
-
-def _trajectory_table(trajectories: Sequence[Trajectory]) -> pa.Table:
-    flat = [segment for trajectory in trajectories for segment in trajectory.segments]
-    messages = [[dataclasses.asdict(m) for m in segment.messages] for segment in flat]
-    fields = {"messages": pa.array(messages, _MESSAGES)}
-    for name, kind in _SEGMENT_ARRAYS.items():
-        fields[name] = _pack([getattr(segment, name) for segment in flat], kind)
-    nested = pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
-    columns: dict[str, pa.Array] = {}
-    for entry in dataclasses.fields(Trajectory):
-        values = [getattr(trajectory, entry.name) for trajectory in trajectories]
-        if entry.name == "segments":
-            columns["segments"] = pa.ListArray.from_arrays(_offsets(values), nested)
-        elif entry.name == "turns":
-            columns["turns"] = pa.array([[dataclasses.asdict(turn) for turn in turns] for turns in values], _TURNS)
-        else:
-            columns[entry.name] = pa.array(values, _TYPES[str(entry.type)])
-    return pa.table(columns)
-
-
-def _offsets(lists: Sequence[Any]) -> pa.Array:
-    return pa.array(np.cumsum([0, *(len(item) for item in lists)]), pa.int32())
-
-
-def _pack(arrays: Sequence[np.ndarray], kind: pa.DataType) -> pa.ListArray:
-    values = np.concatenate([np.empty(0, kind.to_pandas_dtype()), *arrays])
-    return pa.ListArray.from_arrays(_offsets(arrays), pa.array(values).cast(kind))
-
-
-def _unpack(column: pa.ListArray) -> list[np.ndarray]:
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    ends = np.cumsum([0, *column.value_lengths().to_pylist()])
-    return [values[start:end].copy() for start, end in pairwise(ends)]
 
 
 def _as_table(table: pa.Table | Rows) -> pa.Table:

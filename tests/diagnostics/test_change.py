@@ -14,6 +14,7 @@ from diagnostics.change import (
     EDGES,
     THRESHOLDS,
     Change,
+    _histograms,
     hidden_change,
     null_quantile,
     output_change,
@@ -222,6 +223,11 @@ def test_the_null_threshold_is_the_99th_percentile_from_above() -> None:
     (found,) = null_quantile(histogram[None])
     assert exact <= found <= exact * 1.006
     assert null_quantile(np.eye(1, len(EDGES) + 1, dtype=int))[0] == EDGES[0]  # all at 0
+
+
+def test_a_value_at_a_threshold_is_not_above_it() -> None:
+    counts = _histograms(np.array([[0.0, 1.0, 1.5, 2.0, 9.0]]), np.array([1.0, 2.0]))
+    assert counts.tolist() == [[2, 2, 1]]
 
 
 def test_headline_is_one_percent_under_the_null_and_more_under_a_real_change() -> None:
