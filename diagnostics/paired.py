@@ -83,56 +83,58 @@ def build_pairs(
 ) -> tuple[list[PairedSegment], dict[str, int]]:
     """Writes the teacher's context of each segment: the same conversation with a skill placed in its prompt.
 
-    The response tokens are the sampled ones, never encoded again. A context over `max_teacher_tokens` is not cut:
-    the segment is left out and counted, and so is one whose trajectory has no skill.
+    The response tokens are the sampled ones, never encoded again. A context over the limit is not cut: the segment
+    is left out and counted, and so is one whose trajectory has no skill.
+    Source: PR-OPD (student on (x, y), teacher on (H(x, skill), y)); the counts are ours.
     Args: skills, trajectory id -> text ("" for the empty skill), None for pairs without a teacher context;
-    keep_unpaired, keep such segments with `teacher_ids` None instead (training reads every row).
-    Returns the pairs in order, and counts: paired, too_long, no_skill.
+    max_teacher_tokens, of prompt and response together; keep_unpaired, keep such segments with `teacher_ids` None
+    instead (training reads every row).
+    Returns the pairs in order, and how many segments were paired, too_long, no_skill.
     Raises ValueError when a stored prompt does not render to its stored ids (another tokenizer or template).
     """
     pairs: list[PairedSegment] = []
     counts = {"paired": 0, "too_long": 0, "no_skill": 0}
     for trajectory, segment in trajectory_segments:
-        positions = np.flatnonzero(segment.response_mask)
-        prefix = segment.prompt_length
-        teacher_ids = teacher_positions = None
+        teacher_ids = None
         if skills is not None:
-            if trajectory.id not in skills:
-                counts["no_skill"] += 1
-            else:
-                prompt = _teacher_prompt(tokenizer, trajectory, segment, skills[trajectory.id])
-                if len(prompt) + len(segment.ids) - prefix > max_teacher_tokens:
-                    counts["too_long"] += 1
-                else:
-                    counts["paired"] += 1
-                    teacher_ids = np.concatenate([prompt, segment.ids[prefix:]]).astype(np.int32)
-                    teacher_positions = positions + (len(prompt) - prefix)
+            outcome = "no_skill"
+            if trajectory.id in skills:
+                teacher_ids = _teacher_ids(tokenizer, trajectory, segment, skills[trajectory.id])
+                outcome = "paired"
+                if len(teacher_ids) > max_teacher_tokens:
+                    teacher_ids, outcome = None, "too_long"
+            counts[outcome] += 1
             if teacher_ids is None and not keep_unpaired:
                 continue
-        pairs.append(
-            PairedSegment(
-                student_ids=segment.ids,
-                teacher_ids=teacher_ids,
-                student_positions=positions,
-                teacher_positions=teacher_positions,
-                response_ids=segment.ids[positions],
-                turn=segment.turn[positions],
-                token_class=segment.token_class[positions],
-                trajectory_id=trajectory.id,
-                task_id=trajectory.task_id,
-                context=context,
-            )
-        )
+        pairs.append(_pair(trajectory, segment, teacher_ids, context))
     return pairs, counts
 
 
-def _teacher_prompt(tokenizer: Any, trajectory: Trajectory, segment: Segment, skill: str) -> list[int]:
-    if not np.array_equal(prompt_ids(tokenizer, segment.messages), segment.ids[: segment.prompt_length]):
+def _teacher_ids(tokenizer: Any, trajectory: Trajectory, segment: Segment, skill: str) -> np.ndarray:
+    length = segment.prompt_length
+    if not np.array_equal(prompt_ids(tokenizer, segment.messages), segment.ids[:length]):
         raise ValueError(
             f"trajectory {trajectory.id!r}: its prompt does not render to the ids it was sampled with; read it with "
             "the tokenizer and chat template that sampled it, or re-tokenise it with segment_from_turns"
         )
-    return prompt_ids(tokenizer, place_skill(segment.messages, skill))
+    prompt = prompt_ids(tokenizer, place_skill(segment.messages, skill))
+    return np.concatenate([np.array(prompt, dtype=segment.ids.dtype), segment.ids[length:]])
+
+
+def _pair(trajectory: Trajectory, segment: Segment, teacher_ids: np.ndarray | None, context: str) -> PairedSegment:
+    positions = np.flatnonzero(segment.response_mask)
+    return PairedSegment(
+        student_ids=segment.ids,
+        teacher_ids=teacher_ids,
+        student_positions=positions,
+        teacher_positions=None if teacher_ids is None else positions + len(teacher_ids) - len(segment.ids),
+        response_ids=segment.ids[positions],
+        turn=segment.turn[positions],
+        token_class=segment.token_class[positions],
+        trajectory_id=trajectory.id,
+        task_id=trajectory.task_id,
+        context=context,
+    )
 
 
 def run_pairs(
@@ -152,6 +154,7 @@ def run_pairs(
     """Reads both contexts of each pair, gathered to the response tokens before the head is applied.
 
     log p_t = log_softmax(logits_{t-1} / temperature)[token t]; state_t = residual stream at t-1.
+    Source: PR-OPD (two forwards over identical response tokens, states before the token); SDAR (the gap's branches).
     Args: temperature, dimensionless, divides the logits of both branches; states, also the output of every block;
     teacher, read the teacher contexts; teacher_model, other weights for them (None: `model`); student_grad, keep the
     graph of the student branch; entropy, also the student's entropy; extra_layers, of "embed" and "final_norm";
@@ -238,7 +241,7 @@ def _micro_batches(widths: Sequence[int], tokens: int | None) -> list[list[int]]
             batches[-1].append(index)
         else:
             batches.append([index])
-    return batches
+    return batches if len(batches) > 1 else [list(range(len(widths)))]  # one batch is read in the order it came
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Layers = Literal["all"] | Sequence[str]
@@ -20,8 +22,8 @@ Layers = Literal["all"] | Sequence[str]
 class Capture:
     """What one forward left behind. With `select` the two leading axes are one axis of selected positions."""
 
-    final: Tensor  # [B, T, D] or [M, D]; after the final norm, what the head reads
-    states: dict[str, Tensor]  # layer name -> same shape
+    final: Float[Tensor, "*places D"]  # after the final norm, what the head reads
+    states: dict[str, Float[Tensor, "*places D"]]  # layer name -> hidden states
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
@@ -49,17 +51,19 @@ def layer_names(model: Any) -> tuple[str, ...]:
 
 def capture_states(
     model: Any,
-    ids: Tensor,
-    attention_mask: Tensor,
+    ids: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"],
     layers: Layers = "all",
-    select: tuple[Tensor, Tensor] | None = None,
+    select: tuple[Int[Tensor, "M"], Int[Tensor, "M"]] | None = None,
 ) -> Capture:
     """One forward of the decoder without its head, with the residual stream of the layers asked for.
 
     Positions count the real tokens, so the result does not depend on the side or number of pads. Gradients flow if
     they are enabled outside.
-    Args: ids, attention_mask [B, T]; layers, "all" (embed and every block) or names; select, (row, position) of the
-    M places to keep, gathered inside the hooks so that memory follows M instead of B * T.
+    Source: ours.
+    Args: attention_mask, 1 on real tokens; layers, "all" (embed and every block) or names; select, (row, position) of
+    the M places to keep, gathered inside the hooks so that memory follows M instead of B * T.
+    Returns a Capture of [B, T, D], or [M, D] with `select`.
     Raises ValueError on an unknown layer.
     """
     known = layer_names(model)
@@ -71,13 +75,20 @@ def capture_states(
     def keep(hidden: Tensor) -> Tensor:
         return hidden if select is None else hidden[select]
 
-    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    mask, positions = _mask_and_positions(attention_mask)
     with _hooks(decoder_blocks(model), names, keep) as states:
-        output = model.base_model(ids, attention_mask=attention_mask, position_ids=positions, use_cache=False)
+        output = model.base_model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
     final = keep(output.last_hidden_state)
     if "final_norm" in names:
         states["final_norm"] = final
     return Capture(final, {name: states[name] for name in names})
+
+
+def _mask_and_positions(mask: Tensor) -> tuple[Tensor | None, Tensor]:
+    if (mask.diff(dim=-1) <= 0).all():
+        # pads on the right: no causal query sees one, and without a mask attention takes its cheaper causal path
+        return None, torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    return mask, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 @contextmanager
