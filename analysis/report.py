@@ -26,6 +26,7 @@ SMOLLM = (
 )
 ONE_SEED = "One training seed: the intervals cover evaluation (tasks and evaluation seeds), not training."
 PAPER = "Marks of the papers were measured on other models and environments, with thresholds that are not published."
+_ROWS = 60  # of a table on the page; curves have hundreds and are drawn
 _SHARES = {"success", "low", "high", "share", "a", "b", "difference", "invalid_share", "final", "best"}
 
 
@@ -48,7 +49,10 @@ def write_report(path: Path, page: Page) -> Path:
     html = environment.from_string(_TEMPLATE).render(
         page=page,
         images=[(figure.stem, base64.b64encode(figure.read_bytes()).decode()) for figure in page.figures],
-        tables=[(name, list(frame.columns), frame.to_numpy(dtype=object)) for name, frame in page.tables.items()],
+        tables=[
+            (name, list(frame.columns), frame.head(_ROWS).to_numpy(dtype=object), len(frame))
+            for name, frame in page.tables.items()
+        ],
         config=json.dumps(page.config, indent=1, ensure_ascii=False) if page.config else "",
     )
     temporary = path.with_name(f"{path.name}.tmp")
@@ -112,7 +116,7 @@ def _unfinished(run: Path) -> list[str]:
     return [
         f"Stage {name} {record['state']}; its log is {record['log']}."
         for name, record in stages.items()
-        if record["state"] != "done"
+        if record["state"] not in ("done", "running")  # the stage that writes the report is running
     ]
 
 
@@ -156,8 +160,11 @@ pre, code { font: .8rem ui-monospace, monospace; }
 <h2>{{ name }}</h2>
 <img alt="{{ name }}" src="data:image/png;base64,{{ image }}">
 {% endfor %}
-{% for name, columns, rows in tables %}
+{% for name, columns, rows, length in tables %}
 <h2>{{ name }}</h2>
+{% if length > rows | length %}
+<p>First {{ rows | length }} of {{ length }} rows; the artifact holds all.</p>
+{% endif %}
 <div class="wide">
 <table>
 <tr>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>

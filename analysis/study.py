@@ -59,16 +59,13 @@ def run_study(stages: Sequence[Stage], folder: Path) -> int:
             elif _is_current(stage, records.get(stage.name), inputs):
                 row.state, row.note = "done", "kept"
             else:
+                record = {"command": list(stage.command), "inputs": inputs, "output": str(stage.output)}
+                record |= {"state": "running", "log": str(_log(folder, stage))}
+                records[stage.name] = record
+                _write(folder / "study.json", records)  # a study that is killed now finds no "done" next time
                 _run_stage(stage, folder, row, lambda: board.show(rows.values()), lock)
-                records[stage.name] = {
-                    "command": list(stage.command),
-                    "inputs": inputs,
-                    "output": str(stage.output),
-                    "state": row.state,
-                    "seconds": round(row.seconds, 1),
-                    "digest": output_digest(stage.output) if row.state == "done" else None,
-                    "log": str(_log(folder, stage)),
-                }
+                record |= {"state": row.state, "seconds": round(row.seconds, 1)}
+                record["digest"] = output_digest(stage.output) if row.state == "done" else None
                 _write(folder / "study.json", records)
             board.show(rows.values())
             if row.state == "interrupted":

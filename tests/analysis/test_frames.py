@@ -9,30 +9,6 @@ import pytest
 
 from analysis.frames import artifacts, episode_frame, metrics_frame, played
 from diagnostics.artifact import save_artifact, save_trajectories
-from diagnostics.records import Trajectory, Turn
-
-
-def episode(task: str, success: bool = False, error: str | None = None, valid: tuple[bool, ...] = (True,), **fields):
-    values = {
-        "id": f"{task}-{fields.get('seed', 0)}-{fields.get('attempt', 0)}",
-        "task_id": task,
-        "task_type": "pick",
-        "env": "household",
-        "split": "valid_seen",
-        "description": "put it there",
-        "group": 0,
-        "attempt": 0,
-        "seed": 0,
-        "step": 0,
-        "turns": tuple(Turn("you see", ("look",), "<action>look</action>", "look", ok) for ok in valid),
-        "segments": (),
-        "reward": 10.0 * success,
-        "success": success,
-        "stop_reason": "error" if error else "won" if success else "turn_limit",
-        "first_observation_sha256": "",
-        "error": error,
-    }
-    return Trajectory(**{**values, **fields})
 
 
 def log(run, *rows):
@@ -77,7 +53,7 @@ def test_broken_or_missing_log_is_named(tmp_path):
         metrics_frame(tmp_path)
 
 
-def test_episode_frame_counts(tmp_path):
+def test_episode_frame_counts(tmp_path, episode):
     saved = save_trajectories(
         tmp_path / "t",
         [
@@ -94,7 +70,7 @@ def test_episode_frame_counts(tmp_path):
     assert frame["success"].dtype == np.bool_
 
 
-def test_artifacts_of_a_kind(tmp_path):
+def test_artifacts_of_a_kind(tmp_path, episode):
     save_trajectories(tmp_path / "trajectories" / "b", [episode("x")])
     save_trajectories(tmp_path / "trajectories" / "a", [episode("y")])
     save_artifact(tmp_path / "tables" / "c", "table", tables={"t": [{"x": 1}]})

@@ -64,3 +64,9 @@ def test_b72_final_and_best_are_apart():
     assert final_and_best(frame).to_dict("records") == [
         {"metric": "s/success", "final": 0.6, "final_step": 3, "best": 0.7, "best_step": 2}
     ]
+
+
+def test_long_tables_are_cut_and_say_so(tmp_path):
+    page = Page("long", tables={"t": pd.DataFrame({"x": range(200)})})
+    html = write_report(tmp_path / "report.html", page).read_text()
+    assert "First 60 of 200 rows" in html and "<td>59</td>" in html and "<td>60</td>" not in html

@@ -17,6 +17,8 @@ from analysis.board import Row, time_left
 from analysis.study import Stage, output_digest, run_study
 from diagnostics.artifact import save_artifact
 
+ROOT = Path(__file__).parents[2]
+
 
 def stage(folder: Path, name: str, code: str = "", needs: tuple[str, ...] = ()) -> Stage:
     """Counts its own runs in <name>.runs and writes its output."""
@@ -96,8 +98,7 @@ def test_plain_lines_show_progress(tmp_path, capfd):
             for step in range(4):
                 report(step + 1, success=0.5)
     """
-    root = str(Path(__file__).parents[2])
-    prefix = f"import sys; sys.path.insert(0, {root!r})\n"
+    prefix = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     assert run_study([stage(tmp_path, "a", code=prefix + textwrap.dedent(code))], tmp_path / "study") == 0
     assert "✓ a  done  4/4  50.0%" in capfd.readouterr().err
 
@@ -125,10 +126,36 @@ sys.exit(run_study([Stage("slow", (sys.executable, "-c", code), Path({out!r}))],
 """
 
 
+def test_a_study_killed_while_it_makes_an_output_again_does_not_trust_the_rest(tmp_path):
+    study, half_done = tmp_path / "study", tmp_path / "a.out"
+    code = f"""
+import os, pathlib
+pathlib.Path({str(half_done)!r}).write_text("half")
+if os.environ.get("KILL"):
+    os.kill(os.getppid(), 9)
+else:
+    pathlib.Path({str(half_done)!r}).write_text("whole")
+"""
+    command = (sys.executable, "-c", code)
+    driver = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path\nfrom analysis.study import Stage, run_study\n"
+        f"sys.exit(run_study([Stage('a', {command!r}, Path({str(half_done)!r}))], Path({str(study)!r})))"
+    )
+
+    def run(**environment: str) -> int:
+        return subprocess.run([sys.executable, "-c", driver], env={**os.environ, **environment}, check=False).returncode
+
+    assert run() == 0
+    half_done.unlink()
+    assert run(KILL="1") == -signal.SIGKILL and half_done.read_text() == "half"
+    assert run() == 0 and half_done.read_text() == "whole"
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_stops_the_stage_and_a_second_run_continues(tmp_path, stop):
     out, study = tmp_path / "out", tmp_path / "study"
-    driver = DRIVER.format(root=str(Path(__file__).parents[2]), out=str(out), study=str(study))
+    driver = DRIVER.format(root=str(ROOT), out=str(out), study=str(study))
     process = subprocess.Popen([sys.executable, "-c", driver], stderr=subprocess.PIPE, text=True)
     started = Path(f"{out}.started")
     while not (started.exists() and started.read_text()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from analysis import stats
 from analysis.frames import measurement_frame, threshold_frame
@@ -13,15 +12,13 @@ from analysis.tables import (
     change_table,
     curve_table,
     gain_table,
+    invisible_advantage,
     save_tables,
     skill_gain_table,
     success_table,
     threshold_table,
 )
-from diagnostics.artifact import load_artifact, save_artifact
-from diagnostics.change import Change
-from diagnostics.paired import PairedPass, PairedSegment
-from diagnostics.records import Provenance, TokenClass
+from diagnostics.artifact import load_artifact, save_trajectories
 
 
 def episodes(successes, arm="a", step=0, seed=0, errors=(), types="pick", first_id=0) -> pd.DataFrame:
@@ -100,50 +97,6 @@ def test_skill_gain_apart_by_earlier_outcome():
         skill_gain_table(earlier, with_skill, earlier)
 
 
-def pair(trajectory: str, context: str, classes: list[TokenClass]) -> PairedSegment:
-    n = len(classes)
-    ids, positions = np.arange(n + 1, dtype=np.int32), np.arange(1, n + 1)
-    return PairedSegment(
-        student_ids=ids,
-        teacher_ids=ids,
-        student_positions=positions,
-        teacher_positions=positions,
-        response_ids=ids[1:],
-        turn=np.zeros(n, np.int16),
-        token_class=np.array(classes, np.int8),
-        trajectory_id=trajectory,
-        task_id=f"task of {trajectory}",
-        context=context,
-    )
-
-
-def passed(changes: list[float]) -> PairedPass:
-    """A pass whose sampled tokens have probability 0.9 without and 0.9 - change with the context; states are equal."""
-    n, states = len(changes), torch.ones(2, len(changes), 3)
-    return PairedPass(
-        row=torch.zeros(n, dtype=torch.long),
-        has_teacher=torch.ones(n, dtype=torch.bool),
-        student_logprobs=torch.full((n,), 0.9, dtype=torch.float64).log(),
-        teacher_logprobs=(0.9 - torch.tensor(changes, dtype=torch.float64)).log(),
-        student_states=states,
-        teacher_states=states,
-    )
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """Two trajectories: under `unrelated` 0.01, under the own skill 3 of 4 and 0 of 2 tokens change by more."""
-    think, action = TokenClass.THINK, TokenClass.ACTION
-    change = Change()
-    for context, first, second in (
-        ("unrelated", [0.01] * 4, [0.01] * 2),
-        ("own_skill", [0.1, 0.3, 0.6, 0.001], [0.001, 0.002]),
-    ):
-        change.update([pair("x", context, [think, think, action, action])], passed(first))
-        change.update([pair("y", context, [think, think])], passed(second))
-    return save_artifact(tmp_path / "change", "measurements", tables=change.result(Provenance(model="tiny")))
-
-
 def test_change_rates_of_known_tokens(measured):
     table = change_table(measurement_frame(measured, "tiny"))
     own = table[(table["context"] == "own_skill") & (table["channel"] == "output_change")].set_index("token_class")
@@ -174,3 +127,28 @@ def test_tables_are_an_artifact_that_names_its_inputs(measured, tmp_path):
     back = load_artifact(saved.path, "table")
     pd.testing.assert_frame_equal(back.table("changes").to_pandas(), table, check_dtype=False)
     assert [entry["digest"] for entry in back.manifest["inputs"]] == [measured.digest]
+
+
+def test_tables_of_the_figure_take_what_is_ready(measured, tmp_path, episode):
+    """Tasks a, b: the student wins none, GRPO wins a at step 0 and both at step 9, with two evaluation seeds."""
+    for name, step, seed, wins in (
+        ("student", 0, 0, ""),
+        ("grpo_0", 0, 0, "a"),
+        ("grpo_9_0", 9, 0, "ab"),
+        ("grpo_9_1", 9, 1, "ab"),
+    ):
+        rows = [episode(task, success=task in wins, step=step, seed=seed) for task in "ab"]
+        save_trajectories(tmp_path / name, rows)
+    arms = {"student": ["student"], "grpo": ["grpo_0", "grpo_9_0", "grpo_9_1"], "pr_opd": ["not_there_yet"]}
+    paths = {arm: [tmp_path / name for name in names] for arm, names in arms.items()}
+    readers = {"tiny": measured.path, "smollm2-135m": tmp_path / "not_there_yet"}
+    tables, inputs = invisible_advantage(readers, paths)
+    assert len(inputs) == 5 and set(tables["changes"]["reader"]) == {"tiny"}
+    curves = tables["curves"].set_index(["arm", "step"])
+    assert curves["success"].to_dict() == {("student", 0): 0, ("grpo", 0): 0.5, ("grpo", 9): 1}
+    assert curves["n_seeds"].to_dict() == {("student", 0): 1, ("grpo", 0): 1, ("grpo", 9): 2}
+    gain = tables["gains"].set_index(["baseline", "arm"]).loc[("student", "grpo")]
+    assert (gain["difference"], gain["wins"], gain["n_tasks"], gain["p"]) == (1, 2, 2, 0.5)
+    assert len(tables["gains"]) == 1 and set(tables["success_by_type"]["step"]) == {0, 9}
+    first, _ = invisible_advantage(readers, {})
+    assert set(first) == {"changes", "thresholds"}
