@@ -46,7 +46,7 @@ def draw(changes: pd.DataFrame, thresholds: pd.DataFrame, curves: pd.DataFrame |
     readers = list(dict.fromkeys(changes["reader"]))
     with_curves = _has(curves)
     widths = [1.12, 1.0, 1.2] if with_curves else [1.12, 1.0]
-    size = (PAGE * sum(widths) / 3.32, 0.75 + (1.7 if with_curves else 1.55) * len(readers))
+    size = (PAGE * sum(widths) / 3.32, 0.75 + (max(1.7 * len(readers), 2.6) if with_curves else 1.55 * len(readers)))
     with style():
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(wspace=0.04, hspace=0.06))
         grid = figure.add_gridspec(len(readers), len(widths), width_ratios=widths)
@@ -123,7 +123,7 @@ def _change_rates(axes: Axes, table: pd.DataFrame) -> None:
             axes.plot([x, x], [row["low"], row["high"]], color="#222222", linewidth=0.9)
             top = np.nanmax([row["share"], row["high"]])
             axes.annotate(
-                f"{100 * row['share']:.0f}", (x, top), (0, 2), textcoords="offset points", ha="center", size=6
+                f"{100 * row['share']:.0f}", (x, top), (0, 2), textcoords="offset points", ha="center", size=5.2
             )
             if (channel, token_class) in floor.index:
                 level = floor.loc[(channel, token_class), "share"]
@@ -197,7 +197,9 @@ def _learning_curves(axes: Axes, table: pd.DataFrame) -> None:
     points = table["arm"].value_counts()
     handles = [_arm_handle(arm, trained=bool(points[arm] > 1)) for arm in reversed(ends["arm"].tolist())]
     handles.append(Line2D([], [], marker="s", mfc="white", mec=_GREY, ms=3.4, lw=0, label="PR-OPD paper (WebShop)"))
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.47, -0.13), ncols=2, columnspacing=1.2)
+    axes.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.47, 0), borderaxespad=4.6, ncols=2, columnspacing=1.2
+    )
 
 
 def _title(axes: Axes, letter: str, text: str) -> None:
