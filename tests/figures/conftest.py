@@ -10,7 +10,7 @@ READERS = ("tiny", "smollm2-135m")
 GRID = np.geomspace(1e-7, 1.0, 200)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def changes() -> pd.DataFrame:
     rows = []
     for reader in READERS:
@@ -39,7 +39,7 @@ def changes() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def thresholds() -> pd.DataFrame:
     frames = []
     for reader in READERS:
@@ -64,7 +64,7 @@ def thresholds() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def curves() -> pd.DataFrame:
     levels = {
         "student": [0.45],
