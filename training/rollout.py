@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from training.envs.base import EnvError, Step, Task
 from training.samplers.base import Reply, Request, Sampler
 
 
+@runtime_checkable
 class Pool(Protocol):
     """Environments by slot; a call that crashes or hangs answers EnvError (training/envs/pool.py)."""
 
-    def reset(self, tasks: dict[int, Task]) -> dict[int, Step | EnvError]: ...
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step | EnvError]: ...
 
-    def step(self, actions: dict[int, str]) -> dict[int, Step | EnvError]: ...
+    def step(self, actions: Mapping[int, str]) -> dict[int, Step | EnvError]: ...
 
 
 @dataclass(frozen=True)

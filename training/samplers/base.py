@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Reply:
     near_ties: int  # draws so close to a decision edge that round-off could turn them
 
 
+@runtime_checkable
 class Session(Protocol):
     """Rows that talk side by side; each keeps its context from one reply to the next."""
 
@@ -41,14 +42,24 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Makes sessions. `protocol` says how the rollout builds contexts: "append" or "windowed"."""
 
-    tokenizer: Any
-    protocol: str
-    temperature: float
-    max_new_tokens: int
-    batch_size: int
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def protocol(self) -> str: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
 
     def session(self, rows: int) -> Session: ...
 

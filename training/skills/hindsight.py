@@ -41,10 +41,10 @@ def serialise(trajectory: Trajectory, max_turns: int = 50, max_observation: int 
         record, the earliest turns go first.
     Returns: text of at most max_chars characters.
     """
-    seen = [turn.observation for turn in trajectory.turns[1:]] + [""]
+    seen = [*(turn.observation for turn in trajectory.turns[1:]), ""]  # what the last action led to is not recorded
     lines = [
         " -> ".join(part for part in (turn.action, _shorten(answer, max_observation)) if part)
-        for turn, answer in zip(trajectory.turns, seen, strict=True)
+        for turn, answer in zip(trajectory.turns, seen, strict=False)
         if turn.valid
     ]
     head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
