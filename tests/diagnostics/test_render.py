@@ -130,6 +130,13 @@ def test_b08_a_template_that_rewrites_history_gives_no_continuation() -> None:
     messages, following = [Message("user", "Task: a")], Message("user", "Nothing happens.")
     assert continuation_ids(tokenizer, messages, "<think>x</think><action>look</action>", following) is None
     assert continuation_ids(tokenizer, messages, "<action>look</action>", following) is not None
+    # the same length, other letters: positions alone would not tell
+    shouting = CHATML.replace("{{ m.content }}", "{{ m.content | upper if m.role == 'assistant' else m.content }}")
+    assert continuation_ids(chat_tokenizer(template=shouting), messages, "look", following) is None
+    # a template whose turns do not end where the sampler stops
+    assert (
+        continuation_ids(chat_tokenizer(template=CHATML.replace("<|im_end|>", "\n")), messages, "a", following) is None
+    )
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
