@@ -135,15 +135,15 @@ def save_reference(run: str | Path, reference: Any) -> None:
     save_artifact(Path(run) / "reference", "reference", write=write)
 
 
-def reference_folder(run: str | Path, init_from: str | Path | None = None) -> Path | None:
-    """Where the KL anchor lies: in the run, else in the run that `init_from` is a checkpoint of; None if nowhere."""
-    candidates = [Path(run)]
-    if init_from is not None:
-        candidates.append(Path(init_from).resolve().parent.parent)
-    for candidate in candidates:
-        if (candidate / "reference" / "manifest.json").is_file():
-            return load_artifact(candidate / "reference", "reference").path
-    return None
+def reference_folder(run: str | Path) -> Path | None:
+    """Where the KL anchor of a run lies; None in a run without one. Raises ArtifactError when it is altered."""
+    folder = Path(run) / "reference"
+    return load_artifact(folder, "reference").path if folder.is_dir() else None
+
+
+def run_of(checkpoint: str | Path) -> Path:
+    """The run folder that a checkpoint folder stands in."""
+    return Path(checkpoint).resolve().parent.parent
 
 
 @contextmanager

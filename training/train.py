@@ -26,6 +26,7 @@ from training.checkpoint import (
     load_checkpoint,
     load_weights,
     reference_folder,
+    run_of,
     save_checkpoint,
     save_reference,
 )
@@ -117,7 +118,8 @@ def _start(config: Config, run: Path, model: Any, reference: Any) -> Learner:
         load_checkpoint(config.init_from, learner.learned)
     if learner.reference is None and config.objective.kl_coefficient:
         learner.reference = copy.deepcopy(model)
-        anchor = reference_folder(run, config.init_from)
+        origin = run if resumed is not None else run_of(config.init_from) if config.init_from is not None else None
+        anchor = reference_folder(origin) if origin is not None else None
         if anchor is not None:
             load_weights(learner.reference, anchor)
         elif resumed is not None:
