@@ -77,7 +77,7 @@ def converse(sampler: HFSampler, rows: int, turns: int) -> dict[tuple[int, int],
     """Ragged turns of `rows` rows; each row leaves at its own turn. (row, turn) -> its whole context and the reply."""
     chance = random.Random(0)
     said = {
-        (r, k): [chance.randrange(4, 250) for _ in range(chance.randint(1, 9))]
+        (r, k): [chance.randrange(4, 250) for _ in range(chance.choice((1, 2, 3, 30)))]
         for r in range(rows)
         for k in range(turns)
     }
@@ -145,6 +145,24 @@ def test_only_rows_that_still_talk_are_decoded(monkeypatch: pytest.MonkeyPatch) 
     replies = sampler.session(7).reply({i: Request((0, i), [10 + i, 20]) for i in range(7)})
     assert sum(fed) == sum(len(reply.ids) for reply in replies.values())
     assert sum(fed) < 7 * max(len(reply.ids) for reply in replies.values())
+
+
+def test_a_long_row_that_fell_silent_early_keeps_its_whole_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, said = babbler(), {0: [5, 6], 1: list(range(10, 60)), 2: [7, 8]}
+    session = HFSampler(model, TOKENIZER, max_new_tokens=6).session(3)
+
+    def hush(logits: torch.Tensor, *args: object) -> tuple[torch.Tensor, ...]:
+        """Row 1 ends at once, the others talk to the limit."""
+        token = torch.tensor([TOKENIZER.eos_token_id if row == 1 else 9 for row in session.rows[: len(logits)]])
+        return token, torch.zeros(len(token)), torch.zeros(len(token), dtype=torch.bool)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("training.samplers.hf.sample", hush)
+        first = session.reply({row: Request((0, row), ids) for row, ids in said.items()})
+    assert [len(first[row].ids) for row in range(3)] == [6, 1, 6]
+    second = session.reply({row: Request((1, row), [20]) for row in (1, 2)})  # row 1 moves to the place of row 0
+    for row, reply in second.items():
+        assert np.allclose(reread(model, [*said[row], *first[row].ids.tolist(), 20], reply), reply.logprobs, atol=1e-4)
 
 
 def test_the_cache_is_not_copied_for_every_token() -> None:
