@@ -18,15 +18,15 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from training.envs.base import Task
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 DOMAIN, GRAMMAR = "alfred.pddl", "alfred_template.twl2"
-OFFICIAL = "json_2.1.1"
-_GOAL = re.compile(r"Your task is to: ((?:[^\"\\]|\\.)*?)\\?\"")
+OFFICIAL, GAME = "json_2.1.1", "game.tw-pddl"
+_GOAL = re.compile(r'Your task is to: ([^"]*)"')
 
 
 @lru_cache(8)
@@ -60,7 +60,7 @@ def _shared_texts(folder: str) -> tuple[str, str]:
 def game_data(record: Mapping[str, Any], folder: str | Path) -> dict[str, Any]:
     """What the engine loads, from one packed record and the domain and grammar in `folder`."""
     domain, grammar = _shared_texts(str(folder))
-    goal = json.dumps(record["task_desc"])[1:-1]  # it stands inside a JSON text of the grammar
+    goal = json.dumps(record["task_desc"], ensure_ascii=False)[1:-1]  # it stands inside a JSON text of the grammar
     unknown = "UNKNOWN GOAL." if "UNKNOWN GOAL." in grammar else "UNKNOWN GOAL"  # a task_desc has its own full stop
     return {
         "pddl_domain": domain,
@@ -83,7 +83,7 @@ def read_record(task: Task) -> dict[str, Any]:
 
 
 def _official_game(folder: Path) -> dict[str, Any]:
-    path = folder / "game.tw-pddl"
+    path = folder / GAME
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -96,18 +96,20 @@ def load_tasks(data_dir: str | Path, split: str) -> list[Task]:
     Args: data_dir: a folder in either form. split: train, valid_seen or valid_unseen.
     Raises: ValueError where the folder holds no game of the split.
     """
-    folder = Path(data_dir)
-    packed = folder / f"games_{split}.jsonl.xz"
-    if packed.is_file():
-        tasks = list(_packed_tasks(packed))
-    else:
-        tasks = sorted(_official_tasks(folder, split), key=lambda task: task.id)
+    tasks = _tasks(Path(data_dir), split)
     if not tasks:
         raise ValueError(
-            f"{folder}: no games of split {split!r}; expected {packed.name} there, "
-            f"or {OFFICIAL}/{split}/<task>/<trial>/game.tw-pddl"
+            f"{data_dir}: no games of split {split!r}; expected games_{split}.jsonl.xz there, "
+            f"or {OFFICIAL}/{split}/<task>/<trial>/{GAME}"
         )
     return tasks
+
+
+def _tasks(folder: Path, split: str) -> list[Task]:
+    packed = folder / f"games_{split}.jsonl.xz"
+    if packed.is_file():
+        return list(_packed_tasks(packed))
+    return sorted(_official_tasks(folder, split), key=lambda task: task.id)
 
 
 def _packed_tasks(path: Path) -> Iterator[Task]:
@@ -126,16 +128,14 @@ def _packed_tasks(path: Path) -> Iterator[Task]:
 
 def _official_tasks(folder: Path, split: str) -> Iterator[Task]:
     root = folder / OFFICIAL / split
-    for path in root.glob("*/*/game.tw-pddl"):
+    for path in root.glob(f"*/*/{GAME}"):
         trial = path.parent
         name = f"{trial.parent.name}/{trial.name}"
         if "movable" in name or "Sliced" in name:  # not played by ALFWorld either
             continue
-        text = path.read_text(encoding="utf-8")
-        record = json.loads(text)
-        if not record.get("solvable", False):
-            continue
-        yield Task(name, "alfworld", split, trial.parent.name.split("-", 1)[0], goal_sentence(record), str(trial))
+        game = _official_game(trial)
+        if game.get("solvable", False):
+            yield Task(name, "alfworld", split, name.split("-", 1)[0], goal_sentence(game), str(trial))
 
 
 def goal_sentence(game: Mapping[str, Any]) -> str:
@@ -145,57 +145,60 @@ def goal_sentence(game: Mapping[str, Any]) -> str:
 
 
 def import_games(source: str | Path, destination: str | Path) -> dict[str, int]:
-    """Bring games (a folder or a .zip/.tar archive, in either form) into `destination`; returns games per split.
+    """Copy the games of a folder, a zip or a tar archive (in either form) into `destination`; games per split.
 
-    Raises: ValueError where the source holds no games; then the destination is left as it was.
+    Official games are added to those already there. Every file is put in place whole or not at all.
+
+    Raises: ValueError where the source holds no games, or packed games of another domain or grammar are there already.
     """
     source, destination = Path(source), Path(destination)
+    destination.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         return _import_folder(source, destination)
     if not source.is_file():
         raise ValueError(f"{source}: no such file or folder")
-    with tempfile.TemporaryDirectory(dir=_parent(destination)) as scratch:
+    with tempfile.TemporaryDirectory(dir=destination) as scratch:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:
-                archive.extractall(scratch)
+                archive.extractall(scratch, [name for name in archive.namelist() if _belongs(name)])
         elif tarfile.is_tarfile(source):
             with tarfile.open(source) as archive:
-                archive.extractall(scratch, filter="data")
+                archive.extractall(scratch, [m for m in archive if m.isfile() and _belongs(m.name)], filter="data")
         else:
             raise ValueError(f"{source}: neither a folder nor a zip or tar archive")
         return _import_folder(Path(scratch), destination)
 
 
-def _parent(destination: Path) -> Path:
-    destination.mkdir(parents=True, exist_ok=True)
-    return destination
-
-
-def _find(source: Path) -> tuple[Path, list[str]]:
-    """The folder that holds games (the source itself or below) and its entries to copy."""
-    for marker in [OFFICIAL, *(f"games_{split}.jsonl.xz" for split in SPLITS)]:
-        for found in [source / marker, *sorted(source.rglob(marker))]:
-            if found.exists():
-                root = found.parent
-                names = [OFFICIAL, DOMAIN, GRAMMAR, *(f"games_{split}.jsonl.xz" for split in SPLITS)]
-                return root, [name for name in names if (root / name).exists()]
-    raise ValueError(f"{source}: holds neither {OFFICIAL}/ nor games_<split>.jsonl.xz")
+def _belongs(name: str) -> bool:
+    file = PurePosixPath(name).name
+    return file in {GAME, "traj_data.json", DOMAIN, GRAMMAR} or file in {f"games_{split}.jsonl.xz" for split in SPLITS}
 
 
 def _import_folder(source: Path, destination: Path) -> dict[str, int]:
-    root, names = _find(source)
-    counts = {}
-    for split in SPLITS:
-        if (root / OFFICIAL / split).is_dir() or (root / f"games_{split}.jsonl.xz").is_file():
-            counts[split] = len(load_tasks(root, split))
-    for name in names:
-        target = _parent(destination) / name
+    packed = [path for split in SPLITS for path in sorted(source.rglob(f"games_{split}.jsonl.xz"))]
+    official = [path for path in source.rglob(GAME) if path.parents[2].name in SPLITS]
+    if packed:
+        root = packed[0].parent
+        _refuse_mixture(root, destination)
+        names = [DOMAIN, GRAMMAR, *(path.name for path in packed if path.parent == root)]
+        targets = {destination / name: root / name for name in names}
+    elif official:
+        files = [path for game in official for path in (game, game.with_name("traj_data.json")) if path.is_file()]
+        targets = {destination / OFFICIAL / Path(*path.parts[-4:]): path for path in files}
+    else:
+        raise ValueError(f"{source}: holds neither games_<split>.jsonl.xz nor <split>/<task>/<trial>/{GAME}")
+    for target, path in targets.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".partial")
-        if (root / name).is_dir():
-            shutil.copytree(root / name, partial, dirs_exist_ok=True)
-            if target.exists():
-                shutil.rmtree(target)
-        else:
-            shutil.copyfile(root / name, partial)
+        shutil.copyfile(path, partial)
         os.replace(partial, target)
-    return counts
+    counts = {split: len(_tasks(destination, split)) for split in SPLITS}
+    return {split: count for split, count in counts.items() if count}
+
+
+def _refuse_mixture(root: Path, destination: Path) -> None:
+    """Packed games share one domain and grammar, so games of another one may not lie beside them."""
+    for name, text in zip((DOMAIN, GRAMMAR), _shared_texts(str(root)), strict=True):
+        present = destination / name
+        if present.is_file() and present.read_text(encoding="utf-8") != text:
+            raise ValueError(f"{present}: differs from {root / name}; choose another destination for these games")

@@ -5,6 +5,7 @@ A translation depends on nothing but the domain and problem texts, so a game is 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -24,6 +25,7 @@ import fast_downward
 from fast_downward.translate.pddl.conditions import Atom
 from fast_downward.translate.pddl.f_expression import Assign
 
+from training.cache import cache_dir
 from training.envs.facts import Row, Signature, Types
 from training.envs.library import borrow, give_back
 
@@ -51,12 +53,6 @@ def parse_atom(text: str, types: Mapping[str, str]) -> tuple[Signature, Row]:
     row = tuple([a for a in arguments.split(", ") if a])
     signature = ("not_" + name if kind == "NegatedAtom" else name), tuple([types[a] for a in row])
     return signature, tuple([a.upper() if a in ("i", "p") else a for a in row])  # as TextWorld spells these two
-
-
-def cache_dir() -> Path:
-    """$UNDERTOW_CACHE, else undertow/ in the user's cache folder."""
-    chosen = os.environ.get("UNDERTOW_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "undertow")
 
 
 def translate(domain: str, problem: str) -> Translation:
@@ -155,4 +151,5 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         partial.write_bytes(gzip.compress(json.dumps(content).encode(), 3, mtime=0))
         os.replace(partial, path)
     except OSError:  # a cache that cannot be written is no reason to stop
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
