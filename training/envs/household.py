@@ -116,6 +116,7 @@ def game_record(game: Game, split: str) -> dict[str, Any]:
     name = f"{game.task_type}-{game.wanted}-{game.target}-{game.layout.room.replace(' ', '')}{game.layout.id}"
     digest = hashlib.sha256((game.description + problem).encode()).hexdigest()
     return {
+        "env": "household",
         "split": split,
         "task": name,
         "trial": f"household_{digest[:12]}",

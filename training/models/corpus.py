@@ -123,8 +123,8 @@ def writing(trajectory: Trajectory) -> Example:
 
 
 def examples_of(env: Any, task: Task, seed: int, plays: int = 3) -> list[Example]:
-    """All examples of one game. Each play is followed by one that has a skill of it: of the whole attempt, or of the
-    attempt cut short before or after the wanted thing was seen."""
+    """All examples of one game. Each play is followed by one that has a skill of it: in turn of the whole attempt, and
+    of the attempt cut short before or after the wanted thing was seen."""
     rng = keyed_generator("corpus", seed, task.id)
     goal, out = Goal.parse(task.description), []
     for k in range(plays):
@@ -132,10 +132,10 @@ def examples_of(env: Any, task: Task, seed: int, plays: int = 3) -> list[Example
         if not attempt.success:
             continue
         out.append(acting(attempt, own))
-        cut = truncated(attempt, int(rng.integers(2, len(attempt.turns)))) if len(attempt.turns) > 2 else attempt
-        for source in (attempt, cut):
-            out.append(writing(source))
-        source = attempt if k % 3 == 0 else cut
+        source = attempt
+        if k % 2 and len(attempt.turns) > 2:
+            source = truncated(attempt, int(rng.integers(2, len(attempt.turns))))
+        out.append(writing(source))
         again, own = play(env, task, rng, skill_text(goal, source.turns, source.success))
         out += [acting(again, own)] if again.success else []
     return out
