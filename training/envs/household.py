@@ -172,7 +172,8 @@ def _played(jobs: list[tuple[Any, ...]], workers: int) -> Iterator[tuple[str, di
 
 
 @lru_cache(maxsize=1)
-def _engine() -> Any:
+def process_env() -> Any:
+    """The one real engine of a process that plays game after game."""
     from training.envs.alfworld import AlfworldEnv
 
     return AlfworldEnv()
@@ -183,7 +184,7 @@ def _play(job: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
 
     split, index, seed, difficulty, folder = job
     record = game_record(plan_game(split, index, seed, difficulty), split)
-    env = _engine()
+    env = process_env()
     env.reset_game(game_data(record, folder))
     if not any(env.step(command).won for command in record["walkthrough"]):
         raise RuntimeError(f"the walkthrough of household game {split}/{index} (seed {seed}) does not win: {record}")
