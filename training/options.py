@@ -1,0 +1,117 @@
+"""The options of every command of the command line: what each is called, what it means, what it is unless asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import arg
+
+from training.config import RECIPES, Config, EnvConfig, SamplerConfig
+
+TINY = RECIPES["tiny-grpo"]
+
+
+@dataclass(frozen=True)
+class Train(Config):
+    """Train a policy, or continue a run. Recipe, then config file, then single fields: the later wins."""
+
+    recipe: str = "tiny-grpo"  # preset to start from
+    config: str | None = None  # JSON file with fields to set, in the form of a run's config.json
+    out: str | None = None  # run folder; None: runs/<recipe>
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play the fixed evaluation panel and print success by task type, with 95 % intervals."""
+
+    target: str = ""  # a run, a checkpoint, a model folder, or a model's name
+    panel: str | None = None  # split of the panel; None: the run's own
+    size: int | None = None  # tasks of the panel; 0: the whole split, None: the run's own
+    seeds: str = "0"  # evaluation seeds, e.g. 0,1,2
+    skills: str = "none"  # none, or own: with the policy's hindsight skill of an earlier attempt at the same task
+    temperature: float | None = None  # None: the run's own
+    device: str = "cpu"
+    out: str | None = None  # folder of the results; None: the run itself, or runs/<model>
+    env: EnvConfig = field(default_factory=lambda: TINY.env)
+    sampler: SamplerConfig = field(default_factory=lambda: TINY.sampler)
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Read the same responses with and without a skill and measure what changes."""
+
+    target: str = ""  # a run, a checkpoint, a model folder, or a model's name
+    measures: str = "change"  # e.g. change
+    contexts: str = "own_skill,other_skill,unrelated,shuffled,none,floor"  # what stands in front of the task
+    trajectories: str | None = None  # artifact with the episodes; None: those the run played last
+    skills: str | None = None  # artifact with their skills; None: beside the episodes, else the policy writes them
+    model: str | None = None  # another model that reads the episodes; None: the policy itself
+    episodes: int = 0  # how many are read, chosen by their ids; 0: all
+    max_tokens: int | None = None  # of an episode, the rest is cut; None: all
+    device: str = "cpu"
+    seed: int = 0  # of the contexts
+    out: str | None = None  # artifact to write; None: <run>/measurements/<reader>
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Draw the figures of a run or a study from its artifacts, and write report.html."""
+
+    target: str = ""  # folder of a run or a study
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html of a run or a study from the tables and figures that are there."""
+
+    target: str = ""  # folder of a run or a study
+
+
+@dataclass(frozen=True)
+class Data:
+    """Bring ALFWorld's games into place (alfworld --from PATH), or make new ones (--generate household)."""
+
+    kind: str = ""  # alfworld or household
+    source: Annotated[str | None, arg(name="from")] = None  # folder, .zip or .tar archive with ALFWorld's games
+    generate: str | None = None  # household
+    out: str | None = None  # folder; None: $ALFWORLD_DATA, or the cache
+    train: int | None = None  # games of each split
+    valid_seen: int | None = None
+    valid_unseen: int | None = None
+    seed: int = 0
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build the tiny policy from expert play: the same bytes on the same machine and thread count."""
+
+    target: str = ""  # tiny
+    out: str = "runs/tiny-policy"
+    games: int | None = None  # household games of the imitation; None: those of the shipped policy
+    tokens: int | None = None  # trained on; None: those of the shipped policy
+    seed: int = 0
+    threads: int = 2
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run a whole study; stopped and repeated, it goes on where it was."""
+
+    target: str = ""  # invisible-advantage
+    recipe: str = "tiny"  # sizes of the stages
+    out: str | None = None  # folder; None: runs/<study>
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods that can be trained, with their own settings (--method-config.FIELD)."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check versions, compiler, games, action dialect, models, cache and threads."""
+
+    skills: str | None = None  # artifact, folder or file with skills whose verbs are compared with the engine's

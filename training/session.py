@@ -1,0 +1,136 @@
+"""A configuration brought to life: model, tokenizer, games, environments and sampler, and what is played with them.
+
+This is the bridge from Config to the functions that know nothing of it: train(), evaluate(), diagnose().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from diagnostics.records import Skill, Trajectory
+from training.config import Config
+from training.envs.alfworld import AlfworldEnv
+from training.envs.base import Task
+from training.envs.folders import games_folder
+from training.envs.games import load_tasks
+from training.envs.panels import Panel, panel, train_order
+from training.envs.pool import EnvPool
+from training.evaluate import evaluate
+from training.rollout import group_starts, rollout
+from training.samplers.hf import HFSampler
+from training.skills.hindsight import write_skills
+
+PANEL_SEED = 0  # of the panel's choice of tasks: one panel for all runs, whatever their seeds
+EARLIER_SEED = 100  # evaluation seed of the attempts that skills are written from; apart from every baseline
+STEP_SEEDS = 10**6  # rollout seed of a step: run seed * this + step, so that no two steps share draws
+
+
+@dataclass
+class Session:
+    """Everything one process needs to play with one policy; the environments start when they are first needed.
+
+    Args: step, optimiser steps behind these weights, counted over all runs they came through.
+    """
+
+    config: Config
+    model: Any
+    tokenizer: Any
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._exit.close()
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the games lie."""
+        return games_folder(self.config.env)
+
+    @cached_property
+    def pool(self) -> EnvPool:
+        env = self.config.env
+        make_env = partial(AlfworldEnv, max_turns=env.max_turns)
+        return self._exit.enter_context(EnvPool(make_env, env.workers, env.timeout))
+
+    def tasks(self, split: str) -> list[Task]:
+        """All tasks of a split. Raises ValueError when they are another environment's."""
+        tasks, kind = load_tasks(self.folder, split), self.config.env.kind
+        if tasks[0].env != kind:
+            raise ValueError(f"{self.folder} holds {tasks[0].env} games, not {kind}; say --env.kind {tasks[0].env}")
+        return tasks
+
+    @cached_property
+    def train_tasks(self) -> list[Task]:
+        return self.tasks(self.config.env.split)
+
+    @cached_property
+    def panel_tasks(self) -> list[Task]:
+        """The fixed evaluation panel."""
+        tasks = self.tasks(self.config.eval.panel)
+        return panel(tasks, self.config.eval.size, PANEL_SEED).select(tasks)
+
+    @property
+    def panel(self) -> Panel:
+        return Panel(tuple(task.id for task in self.panel_tasks))
+
+    def sampler(self, temperature: float) -> HFSampler:
+        s = self.config.sampler
+        return HFSampler(self.model, self.tokenizer, s.protocol, temperature, s.max_new_tokens, s.batch_size)
+
+    def rollout(self, step: int) -> list[Trajectory]:
+        """The trajectories of one training step of this run."""
+        config = self.config
+        tasks = train_order(self.train_tasks, config.seed, step, config.tasks_per_step)
+        trajectories, _ = rollout(
+            self.sampler(config.sampler.temperature),
+            self.pool,
+            group_starts(tasks, config.group_size),
+            seed=config.seed * STEP_SEEDS + step,
+            step=step,
+            **self._limits,
+        )
+        return trajectories
+
+    def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
+        """One hindsight skill a trajectory, by the weights as they are now."""
+        # A vocabulary with the tag as one token was taught the format: the short cue is enough.
+        terse = "<skill>" in self.tokenizer.get_vocab()
+        sampler = self.sampler(self.config.sampler.temperature)
+        skills, _ = write_skills(sampler, trajectories, seed=self.config.seed, step=step, terse=terse)
+        return skills
+
+    def evaluate(
+        self, seed: int, skills: Mapping[str, str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> list[Trajectory]:
+        """Every task of the panel once; `skills` maps a task id to the text in the player's own prompt."""
+        return evaluate(
+            self.sampler(self.config.eval.temperature),
+            self.pool,
+            self.panel_tasks,
+            seed=seed,
+            step=self.step,
+            skills=None if skills is None else {(task, 0): text for task, text in skills.items()},
+            progress=progress,
+            **self._limits,
+        )
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        env = self.config.env
+        return {
+            "max_turns": env.max_turns,
+            "max_context": self.config.sampler.max_context,
+            "history": env.history,
+            "show_admissible": env.show_admissible,
+        }

@@ -1,0 +1,294 @@
+"""Command line of Undertow. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from training.options import TINY, Build, Data, Diagnose, Doctor, Eval, Figures, Methods, Report, Reproduce, Train
+
+
+def train(words: Sequence[str]) -> int:
+    from training.arguments import parse_config, plain_config
+
+    parsed = parse_config(Train(), words, "undertow train")
+    config = plain_config(parsed)
+    from training.start import start
+
+    run = Path(parsed.out or f"runs/{config.recipe}")
+    checkpoint = start(config, run, {"command": "train", "words": list(words)})
+    print(f"checkpoint: {checkpoint}")
+    return 0
+
+
+def evaluate(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Eval(), words, "undertow eval")
+    seeds = [_number(seed, "--seeds") for seed in given.seeds.split(",")]
+    if given.skills not in ("none", "own"):
+        raise ValueError(f"--skills is {given.skills!r}, expected none or own")
+    from training.subject import find_subject, keep_config
+
+    subject = find_subject(str(given.target), TINY, given.out)
+    config = subject.config
+    given = parse(replace(Eval(), env=config.env, sampler=config.sampler), words, "undertow eval")
+    play = replace(
+        config.eval,
+        panel=given.panel or config.eval.panel,
+        size=config.eval.size if given.size is None else given.size,
+        temperature=config.eval.temperature if given.temperature is None else given.temperature,
+    )
+    config = replace(config, env=given.env, sampler=given.sampler, eval=play)
+    from diagnostics.progress import progress
+    from training.episodes import panel_episodes
+    from training.models.load import load_policy
+    from training.session import Session
+
+    model, tokenizer = load_policy(subject.source, config.model.dtype, given.device)
+    keep_config(subject.run, config)
+    artifacts = []
+    with Session(config, model, tokenizer, subject.step) as session:
+        total = len(session.panel_tasks) * len(seeds)
+        with progress("eval", total) as report:
+            for index, seed in enumerate(seeds):
+                before = index * len(session.panel_tasks)
+                artifacts.append(
+                    panel_episodes(
+                        session,
+                        subject.run,
+                        seed,
+                        own_skill=given.skills == "own",
+                        progress=lambda done, _, before=before: report(before + done),
+                    )
+                )
+    import pandas as pd
+
+    from analysis.frames import episode_frame
+    from analysis.plain import print_table
+    from analysis.tables import success_table
+
+    table = success_table(pd.concat([episode_frame(artifact) for artifact in artifacts]))
+    names = ["type", "success", "low", "high", "n_episodes", "n_tasks", "n_errors", "turns", "interval"]
+    skill = "with its own skill" if given.skills == "own" else "without a skill"
+    print_table(table[names], f"{subject.name} on {config.env.kind} {play.panel}, {skill}")
+    for artifact in artifacts:
+        print(f"episodes: {artifact.path}")
+    return 0
+
+
+def diagnose(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Diagnose(), words, "undertow diagnose")
+    contexts, measures = given.contexts.split(","), given.measures.split(",")
+    from training.diagnosis import diagnose_subject
+
+    artifact = diagnose_subject(
+        str(given.target),
+        TINY,
+        contexts=contexts,
+        measures=measures,
+        trajectories=given.trajectories,
+        skills=given.skills,
+        reader=given.model,
+        episodes=given.episodes,
+        max_tokens=given.max_tokens,
+        device=given.device,
+        seed=given.seed,
+        out=given.out,
+    )
+    if "change" in measures:
+        from analysis.frames import measurement_frame
+        from analysis.plain import print_table
+        from analysis.tables import change_table
+
+        table = change_table(measurement_frame(artifact, artifact.path.name))
+        shown = table[table["channel"].isin(("hidden_change", "output_change"))]
+        names = ["channel", "token_class", "context", "share", "low", "high", "threshold", "n_tokens", "n_trajectories"]
+        print_table(shown[names], "tokens that change more than the 99th percentile under an unrelated text")
+    print(f"measurements: {artifact.path}")
+    return 0
+
+
+def figures(words: Sequence[str]) -> int:
+    folder = _folder(Figures(), words, "undertow figures")
+    from analysis.invisible_advantage import tabulate
+    from analysis.report import report_run
+    from figures import fig_invisible_advantage
+
+    tables, inputs = tabulate(folder)
+    if "changes" in tables:
+        digests = {str(artifact.path): artifact.digest for artifact in inputs}
+        saved = fig_invisible_advantage.write(
+            folder / "figures", digests, tables["changes"], tables["thresholds"], tables.get("curves")
+        )
+        print(f"figure: {saved.png}")
+    else:
+        print("no change rates yet: figure 1 needs `undertow diagnose`", file=sys.stderr)
+    print(f"report: {report_run(folder)}")
+    return 0
+
+
+def report(words: Sequence[str]) -> int:
+    folder = _folder(Report(), words, "undertow report")
+    from analysis.report import report_run
+
+    print(f"report: {report_run(folder)}")
+    return 0
+
+
+def data(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Data(), _data_words(words), "undertow data")
+    kind = given.generate or given.kind
+    sizes = {name: getattr(given, name) for name in ("train", "valid_seen", "valid_unseen")}
+    sizes = {name: count for name, count in sizes.items() if count is not None}
+    out = Path(given.out) if given.out else None
+    from training.envs.folders import alfworld_folder, household_games
+
+    if given.source and kind in ("", "alfworld"):
+        from training.envs.games import import_games
+
+        folder = out or alfworld_folder()
+        counts = import_games(given.source, folder)
+        print(f"games: {folder} ({', '.join(f'{split} {count}' for split, count in counts.items())})")
+    elif kind == "household" and not given.source:
+        print(f"games: {household_games(out, sizes, given.seed, given.workers)}")
+    else:
+        raise ValueError(
+            "say `undertow data alfworld --from ARCHIVE_OR_FOLDER` to bring in ALFWorld's games, or "
+            "`undertow data --generate household` to make new ones"
+        )
+    return 0
+
+
+def build(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Build(), words, "undertow build")
+    if given.target != "tiny":
+        raise ValueError(f"there is nothing named {given.target!r} to build; say `undertow build tiny`")
+    from training.models import tiny
+
+    chosen = {name: value for name in ("games", "tokens") if (value := getattr(given, name)) is not None}
+    tiny.build(Path(given.out), seed=given.seed, threads=given.threads, **chosen)
+    print(f"policy: {given.out}")
+    return 0
+
+
+def methods(words: Sequence[str]) -> int:
+    from training.arguments import parse
+    from training.method import available_methods, load_method
+
+    parse(Methods(), words, "undertow methods")
+    for name in available_methods():
+        method = load_method(name)
+        options = ", ".join(f"{key}={value!r}" for key, value in asdict(method.config()).items())
+        print(f"{name:12} {method.paper}" + (f"\n{'':12} {options}" if options else ""))
+    return 0
+
+
+def doctor(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Doctor(), words, "undertow doctor")
+    from training.doctor import examine
+
+    failed = 0
+    for finding in examine(given.skills):
+        failed += not finding.well
+        print(f"{'ok ' if finding.well else 'BAD'}  {finding.name:16} {finding.text}", flush=True)
+    return int(bool(failed))
+
+
+def reproduce(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(Reproduce(), words, "undertow reproduce")
+    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study
+    from training.settings import suggestion
+
+    if given.target != NAME:
+        raise ValueError(f"there is no study {given.target!r}; {suggestion(str(given.target), [NAME])}")
+    if given.recipe not in PRESETS:
+        raise ValueError(f"there is no recipe {given.recipe!r} of {NAME}; {suggestion(given.recipe, PRESETS)}")
+    from analysis.plain import print_table
+
+    code, tables = reproduce_study(Path(given.out or f"runs/{NAME}"), PRESETS[given.recipe], given.seed)
+    for title, table in tables.items():
+        print_table(table, title)
+    return code
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train a policy, or continue a run"),
+    "eval": (evaluate, "success on a fixed panel, by task type, with intervals"),
+    "diagnose": (diagnose, "what a skill in the context changes, on a run or any model and its episodes"),
+    "figures": (figures, "draw the figures of a run or a study"),
+    "report": (report, "one HTML page of a run or a study"),
+    "reproduce": (reproduce, "a whole study, e.g. invisible-advantage"),
+    "data": (data, "bring ALFWorld's games into place, or generate new ones"),
+    "build": (build, "build the tiny policy from expert play"),
+    "methods": (methods, "the methods that can be trained"),
+    "doctor": (doctor, "check versions, games, dialect, models and folders"),
+}
+
+
+def main() -> int:
+    """Entry point. Returns the exit code: 0, 1 (a stage or a check failed), 2 (a wrong request), 130 (Ctrl-C)."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print("usage: undertow COMMAND [OPTIONS]\n")
+        print("\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()))
+        print("\nundertow COMMAND --help lists the options of a command.")
+        return 0
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TOKENIZERS_PARALLELISM", "false")):
+        os.environ.setdefault(name, value)
+    try:
+        if words[0] not in COMMANDS:
+            from training.settings import suggestion
+
+            raise ValueError(f"there is no command {words[0]!r}; {suggestion(words[0], COMMANDS)}")
+        return COMMANDS[words[0]][0](words[1:])
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from what is complete on disk", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("UNDERTOW_DEBUG"):
+            raise
+        print(f"undertow: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:
+    from training.arguments import parse
+
+    folder = Path(parse(default, words, program).target)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; give a run or a study")
+    return folder
+
+
+def _data_words(words: Sequence[str]) -> list[str]:
+    """`data alfworld` is short for --kind alfworld; --generate alone means household games."""
+    out: list[str] = []
+    for index, word in enumerate(words):
+        out += ["--kind", word] if index == 0 and not word.startswith("-") else [word]
+        if word == "--generate" and (index + 1 == len(words) or words[index + 1].startswith("-")):
+            out.append("household")
+    return out
+
+
+def _number(text: str, name: str) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"{name} has {text!r}, expected whole numbers with commas between them, e.g. 0,1,2")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
