@@ -19,12 +19,13 @@ import numpy as np
 from diagnostics import render
 from diagnostics.records import Message, Trajectory, Turn
 from training.envs.base import Task
+from training.envs.household import process_env
 from training.envs.rooms import keyed_generator, rooms
 from training.models.expert import Expert, Goal, contents, kind_of
 from training.skills.hindsight import hindsight_messages
 
 MAX_TURNS = 30
-SLIP = 0.06  # chance a turn that the expert is led astray by an unscored command
+SLIP = 0.1  # chance a turn that the expert is led astray by an unscored command
 _FOUND = re.compile(r"([a-z]+ \d+) was in ([a-z]+ \d+)")
 _EMPTY = re.compile(r"No [a-z]+ in ([^.]*)\.")
 
@@ -48,10 +49,10 @@ def skill_text(goal: Goal, turns: Sequence[Turn], success: bool) -> str:
             if not wanted and place not in empty:
                 empty.append(place)
             if goal.kind == "look" and (lamps := [thing for thing in things if kind_of(thing) == goal.target]):
-                lamp = lamp or f"{lamps[0]} was in {place}"
+                lamp = lamp or f"a {lamps[0]} was in {place}"
     taken = [turn.action.removeprefix("take ").partition(" from ") for turn in turns if turn.action.startswith("take ")]
     used = {thing: place for thing, _, place in taken if kind_of(thing) == goal.wanted}
-    where = [f"{thing} was in {place}" for thing, place in (used if success else used | found).items()][:2]
+    where = [f"a {thing} was in {place}" for thing, place in (used if success else used | found).items()][:2]
     where += [lamp] if lamp else []
     if not where or (not success and not used and not found):
         searched = f"No {goal.wanted} in {', '.join(empty[:12])}. " if empty else ""
@@ -80,14 +81,9 @@ def play(
     expert.begin(step.observation)
     turns, own = [], []
     while len(turns) < MAX_TURNS and not step.won and (move := expert.act()) is not None:
-        thought, action = move
-        if rng.random() < slip:
-            action = str(
-                rng.choice([*(c for c in step.admissible if not c.startswith(("help", "look", "inv"))), "go to bed 9"])
-            )
-            own.append(False)
-        else:
-            own.append(True)
+        slips = rng.random() < slip
+        thought, action = misstep(expert, step.admissible, turns[-1].action if turns else "", rng) if slips else move
+        own.append(not slips)
         reply = f"<think>{thought}</think><action>{action}</action>"
         turns.append(Turn(step.observation, step.admissible, reply, action, action in step.admissible))
         step = env.step(action)
@@ -99,6 +95,30 @@ def play(
         first_observation_sha256="", skill=skill or None,
     )  # fmt: skip
     return trajectory, tuple(own)
+
+
+def misstep(expert: Expert, admissible: Sequence[str], last: str, rng: np.random.Generator) -> tuple[str, str]:
+    """(thought, command) as a poor player would give it: take what is not there, treat or place what is not held, go
+    where nothing is, say the same again, or do just anything. What follows shows how to recover."""
+    goal, number = expert.goal, int(rng.integers(1, 4))
+    thing = f"{goal.wanted} {number}"
+    place = expert.here or expert.places[0]
+    beyond = max((int(p.rsplit(" ", 1)[1]) for p in expert.places if kind_of(p) == kind_of(place)), default=1) + number
+    searching = f"a {goal.wanted} not seen"
+    options = [
+        (f"a {thing} in {place}", f"take {thing} from {place}"),
+        (f"a {thing} in {place}", f"take {thing} from {place}"),
+        (searching, f"go to {kind_of(place)} {beyond}"),
+        (searching, last or f"go to {place}"),
+        (searching, str(rng.choice([c for c in admissible if not c.startswith(("help", "look", "inv"))]))),
+    ]
+    if goal.kind == "look":
+        options.append((f"a {goal.target} 1 in {place}", f"use {goal.target} 1"))
+    elif goal.tool is not None:
+        options.append((f"a {thing} to {goal.kind}", f"{goal.kind} {thing} with {goal.tool} 1"))
+    else:
+        options.append((f"a {thing} to {goal.target}", f"move {thing} to {expert.home}"))
+    return options[int(rng.integers(len(options)))]
 
 
 def truncated(trajectory: Trajectory, turns: int) -> Trajectory:
@@ -141,15 +161,8 @@ def examples_of(env: Any, task: Task, seed: int, plays: int = 3) -> list[Example
     return out
 
 
-@lru_cache(maxsize=1)
-def _engine() -> Any:
-    from training.envs.alfworld import AlfworldEnv
-
-    return AlfworldEnv(max_turns=MAX_TURNS + 1)
-
-
 def _examples(job: tuple[Task, int, int]) -> list[Example]:
-    return examples_of(_engine(), *job)
+    return examples_of(process_env(), *job)
 
 
 def make_corpus(

@@ -67,7 +67,11 @@ def usual_places(wanted: str) -> dict[str, float]:
 
 @dataclass
 class Expert:
-    """One episode's player. `known` starts with what a skill says: thing -> place; `avoid`: places to try last."""
+    """One episode's player.
+
+    A thought names the thing in question as the observations do, and where it was seen: a small model can copy that
+    from its context. `known` starts with what a skill says, thing -> place; `avoid`: places to try last.
+    """
 
     goal: Goal
     rng: np.random.Generator
@@ -89,11 +93,11 @@ class Expert:
         room = _THING.findall(observation)
         usual = usual_places(self.goal.wanted)
         count = {kind: sum(kind_of(p) == kind for p in room) for kind in map(kind_of, room)}
-        # Likely places first, each kind once through in rising numbers; the noise makes plays of one game differ.
+        # Likely places first, each kind once through in the order of the room's list; the noise makes plays differ.
         score = {kind: np.log(usual.get(kind, 0.3) / n) + 0.5 * self.rng.gumbel() for kind, n in sorted(count.items())}
         first = next((p for p in sorted(room) if kind_of(p) == self.goal.target), "")
         self.home = self.home or first
-        ordered = sorted(room, key=lambda p: (p in self.avoid, -score[kind_of(p)], int(p.rsplit(" ", 1)[1])))
+        ordered = sorted(room, key=lambda p: (p in self.avoid, -score[kind_of(p)]))
         self.places = [p for p in ordered if not (self.goal.kind in ("place", "two") and p == self.home)]
 
     def observe(self, action: str, observation: str) -> None:
@@ -135,19 +139,21 @@ class Expert:
         """(thought, command), or None when every place has been searched."""
         goal = self.goal
         if self.holding and kind_of(self.holding) != goal.wanted:
-            return self._reach(self.here or self.places[0], "put it back", f"move {self.holding} to {self.here}")
+            return self._reach(
+                self.here or self.places[0], f"a {self.holding} back", f"move {self.holding} to {self.here}"
+            )
         if not self.holding:
             return self._fetch()
         if goal.tool is not None and not self.treated:
             tool = next((p for p in sorted(self.places) if kind_of(p) == goal.tool), None)
-            thought = f"{goal.kind} {self.holding}"
+            thought = f"a {self.holding} to {goal.kind}"
             return None if tool is None else self._go(tool, thought, f"{goal.kind} {self.holding} with {tool}")
         if goal.kind == "look":
             lamp = next((thing for thing in sorted(self.known) if kind_of(thing) == goal.target), None)
             if lamp is None:
-                return self._search(f"find {goal.target}")
-            return self._reach(self.known[lamp], self._source(lamp, f"use {lamp}"), f"use {lamp}")
-        return self._reach(self.home, f"put {self.holding} in {goal.target}", f"move {self.holding} to {self.home}")
+                return self._search(goal.target)
+            return self._reach(self.known[lamp], self._told(lamp), f"use {lamp}")
+        return self._reach(self.home, f"a {self.holding} to {goal.target}", f"move {self.holding} to {self.home}")
 
     def _fetch(self) -> tuple[str, str] | None:
         wanted = self.goal.wanted
@@ -155,16 +161,18 @@ class Expert:
         options = [t for t, p in sorted(self.known.items()) if kind_of(t) == wanted and p != at_home]
         options.sort(key=lambda t: self.known[t] != self.here)  # what is at hand first
         if not options:
-            return self._search(f"find {'another ' if self.placed else ''}{wanted}")
+            return self._search(wanted)
         thing = options[0]
         place = self.known[thing]
-        return self._reach(place, self._source(thing, f"take {thing}"), f"take {thing} from {place}")
+        return self._reach(place, self._told(thing), f"take {thing} from {place}")
 
-    def _source(self, thing: str, thought: str) -> str:
-        told = thing in self.from_skill and self.known[thing] not in self.visited
-        return f"skill says {thing} in {self.known[thing]}" if told else thought
+    def _told(self, thing: str) -> str:
+        place = self.known[thing]
+        told = thing in self.from_skill and place not in self.visited
+        return f"a {thing} in {place}" + (", says skill" if told else "")
 
-    def _search(self, thought: str) -> tuple[str, str] | None:
+    def _search(self, wanted: str) -> tuple[str, str] | None:
+        thought = f"a {wanted} not seen"
         if self.here in self.closed and self.here not in self.visited:
             return thought, f"open {self.here}"
         place = next((p for p in self.places if p not in self.visited), None)
