@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from training.options import TINY, Build, Data, Diagnose, Doctor, Eval, Figures, Methods, Report, Reproduce, Train
 
@@ -55,16 +56,17 @@ def evaluate(words: Sequence[str]) -> int:
         total = len(session.panel_tasks) * len(seeds)
         with progress("eval", total) as report:
             for index, seed in enumerate(seeds):
-                before = index * len(session.panel_tasks)
-                artifacts.append(
-                    panel_episodes(
-                        session,
-                        subject.run,
-                        seed,
-                        own_skill=given.skills == "own",
-                        progress=lambda done, _, before=before: report(before + done),
-                    )
+                before, own = index * len(session.panel_tasks), given.skills == "own"
+                made = panel_episodes(
+                    session,
+                    subject.run,
+                    seed,
+                    own_skill=own,
+                    progress=lambda done, _, before=before: report(before + done),
                 )
+                wins = made.table("trajectories")["success"].to_pylist()
+                report(before + len(wins), success=sum(wins) / len(wins))
+                artifacts.append(made)
     import pandas as pd
 
     from analysis.frames import episode_frame
@@ -117,19 +119,8 @@ def diagnose(words: Sequence[str]) -> int:
 def figures(words: Sequence[str]) -> int:
     folder = _folder(Figures(), words, "undertow figures")
     from analysis.invisible_advantage import tabulate
-    from analysis.report import report_run
-    from figures import fig_invisible_advantage
 
-    tables, inputs = tabulate(folder)
-    if "changes" in tables:
-        digests = {str(artifact.path): artifact.digest for artifact in inputs}
-        saved = fig_invisible_advantage.write(
-            folder / "figures", digests, tables["changes"], tables["thresholds"], tables.get("curves")
-        )
-        print(f"figure: {saved.png}")
-    else:
-        print("no change rates yet: figure 1 needs `undertow diagnose`", file=sys.stderr)
-    print(f"report: {report_run(folder)}")
+    _draw(folder, *tabulate(folder))
     return 0
 
 
@@ -173,10 +164,24 @@ def build(words: Sequence[str]) -> int:
     given = parse(Build(), words, "undertow build")
     if given.target != "tiny":
         raise ValueError(f"there is nothing named {given.target!r} to build; say `undertow build tiny`")
+    from contextlib import ExitStack
+
+    from diagnostics.progress import progress
+    from training.cache import cache_dir
     from training.models import tiny
 
     chosen = {name: value for name in ("games", "tokens") if (value := getattr(given, name)) is not None}
-    tiny.build(Path(given.out), seed=given.seed, threads=given.threads, **chosen)
+    recipe = replace(tiny.Recipe(), seed=given.seed, threads=given.threads, **chosen)
+    bars: dict[str, Any] = {}
+    with ExitStack() as stack:
+
+        def report(stage: str, done: int, total: int, loss: float) -> None:
+            if stage not in bars:
+                stack.close()
+                bars[stage] = stack.enter_context(progress(stage, total))
+            bars[stage](done, **({} if loss != loss else {"loss": loss}))
+
+        tiny.build(Path(given.out), recipe, cache_dir(), report)
     print(f"policy: {given.out}")
     return 0
 
@@ -210,18 +215,21 @@ def reproduce(words: Sequence[str]) -> int:
     from training.arguments import parse
 
     given = parse(Reproduce(), words, "undertow reproduce")
-    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study
+    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study, summary, tabulate
+    from analysis.plain import print_table
     from training.settings import suggestion
 
     if given.target != NAME:
         raise ValueError(f"there is no study {given.target!r}; {suggestion(str(given.target), [NAME])}")
     if given.recipe not in PRESETS:
         raise ValueError(f"there is no recipe {given.recipe!r} of {NAME}; {suggestion(given.recipe, PRESETS)}")
-    from analysis.plain import print_table
-
-    code, tables = reproduce_study(Path(given.out or f"runs/{NAME}"), PRESETS[given.recipe], given.seed)
-    for title, table in tables.items():
-        print_table(table, title)
+    folder = Path(given.out or f"runs/{NAME}")
+    code = reproduce_study(folder, PRESETS[given.recipe], given.seed)
+    if code != 130 and (folder / "policy" / "measurements").is_dir():
+        tables, inputs = tabulate(folder)
+        for title, table in summary(tables).items():
+            print_table(table, title)
+        _draw(folder, tables, inputs)
     return code
 
 
@@ -263,6 +271,21 @@ def main() -> int:
             raise
         print(f"undertow: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> None:
+    """Figure 1 where there are change rates, and the report of whatever there is."""
+    from analysis.report import report_run
+    from figures import fig_invisible_advantage
+
+    if "changes" in tables:
+        digests = {str(artifact.path): artifact.digest for artifact in inputs}
+        drawn = (tables["changes"], tables["thresholds"], tables.get("curves"))
+        saved = fig_invisible_advantage.write(folder / "figures", digests, *drawn)
+        print(f"\nfigure: {saved.png}")
+    else:
+        print("there are no change rates yet, which figure 1 needs: `undertow diagnose`", file=sys.stderr)
+    print(f"report: {report_run(folder)}")
 
 
 def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:

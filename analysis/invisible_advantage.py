@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ class Sizes:
     """How large each stage is; numbers of steps, games, tasks, episodes and tokens."""
 
     train_games: int = 320
+    unseen_games: int = 16
     panel: int = 128
     stage1_steps: int = 24
     stage2_steps: int = 10
@@ -53,7 +53,7 @@ PRESETS: dict[str, Sizes] = {"tiny": Sizes()}
 
 
 def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
-    """The graph, in the order it runs: the first figure comes before any training."""
+    """The graph, in the order it runs: the first-figure comes before any training."""
     policy, stage1, games = folder / "policy", folder / "stage1", folder / "games"
     earlier = policy / "trajectories" / f"{PANEL}_step0_seed{EARLIER_SEED}"
     checkpoint = stage1 / "checkpoints" / f"step_{sizes.stage1_steps}"
@@ -63,7 +63,7 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
     trains = ("--tasks-per-step", str(sizes.tasks_per_step), "--group-size", str(sizes.group_size))
     trains += ("--eval.size", str(sizes.panel), "--eval.seed", str(sizes.end_seeds[0]), "--save-every", "4")
     trains += ("--seed", str(seed), "--model.name", sizes.policy, *found)
-    splits = ("--train", sizes.train_games, "--valid-seen", sizes.panel, "--valid-unseen", 16)
+    splits = ("--train", sizes.train_games, "--valid-seen", sizes.panel, "--valid-unseen", sizes.unseen_games)
     reads = ("--model", sizes.reader, "--contexts", "own_skill,unrelated,none")
     reads += ("--episodes", str(sizes.reader_episodes), "--max-tokens", str(sizes.reader_tokens))
     graph = [
@@ -81,20 +81,20 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
             weight=40,
         ),
         Stage(
-            "change: policy",
+            "change-policy",
             _undertow("diagnose", policy, "--trajectories", earlier, "--episodes", sizes.episodes, "--seed", seed),
             policy / "measurements" / _name(sizes.policy),
             ("play",),
             weight=40,
         ),
         Stage(
-            "change: reader",
+            "change-reader",
             _undertow("diagnose", policy, "--trajectories", earlier, "--seed", seed, *reads),
             policy / "measurements" / _name(sizes.reader),
-            ("change: policy",),
+            ("change-policy",),
             weight=80,
         ),
-        Stage("first figure", _undertow("figures", folder), folder / "figures", ("change: policy",), weight=15),
+        Stage("first-figure", _undertow("figures", folder), folder / "figures", ("change-policy",), weight=15),
         Stage(
             "stage1",
             _undertow("train", "--out", stage1, "--steps", sizes.stage1_steps, "--eval.every", sizes.eval_every)
@@ -104,14 +104,14 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
             weight=480,
         ),
         Stage(
-            "skill: policy",
+            "skill-policy",
             _undertow("eval", sizes.policy, "--out", policy, "--seeds", sizes.end_seeds[0], "--skills", "own", *plays),
             policy / "trajectories" / f"{PANEL}_step0_seed{sizes.end_seeds[0]}_own_skill",
             ("play",),
             weight=40,
         ),
         Stage(
-            "skill: stage1",
+            "skill-stage1",
             _undertow("eval", stage1, "--seeds", ends, "--skills", "own", *plays),
             _episodes(stage1, sizes.stage1_steps, sizes.end_seeds[-1], "_own_skill"),
             ("stage1",),
@@ -139,19 +139,13 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
     return graph
 
 
-def reproduce_study(folder: Path, sizes: Sizes, seed: int) -> tuple[int, dict[str, pd.DataFrame]]:
-    """Run the study, then draw what there is. Returns: exit code, and the tables to print by title.
+def reproduce_study(folder: Path, sizes: Sizes, seed: int) -> int:
+    """Run the study; returns run_study's exit code.
 
-    One torch process works at a time, with all cores; environment workers use one thread each.
+    One torch process works at a time, with two cores; environment workers use one thread each.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(min(cores, 2)))
-    code = run_study(stages(folder, sizes, seed), folder)
-    if code == 130:
-        return code, {}
-    drawn = subprocess.run(_undertow("figures", folder), check=False)
-    tables, _ = tabulate(folder)
-    return code or drawn.returncode, _summary(tables)
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(os.cpu_count() or 1, 2)))
+    return run_study(stages(folder, sizes, seed), folder)
 
 
 def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
@@ -222,7 +216,7 @@ def _skill_gains(run: Path, folder: Path) -> list[pd.DataFrame]:
     return gains
 
 
-def _summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """The tables that are printed at the end, with the columns that matter."""
     chosen = {}
     if "changes" in tables:
@@ -246,7 +240,7 @@ def _summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 def _end(name: str, run: Path, step: int, sizes: Sizes, plays: tuple[str, ...]) -> Stage:
     ends = ",".join(map(str, sizes.end_seeds))
     command = _undertow("eval", run, "--seeds", ends, *plays)
-    return Stage(f"end: {name}", command, _episodes(run, step, sizes.end_seeds[-1]), (name,), weight=60)
+    return Stage(f"end-{name}", command, _episodes(run, step, sizes.end_seeds[-1]), (name,), weight=60)
 
 
 def _episodes(run: Path, step: int, seed: int, suffix: str = "") -> Path:

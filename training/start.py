@@ -10,6 +10,7 @@ from typing import Any
 
 from diagnostics.artifact import load_trajectories
 from diagnostics.progress import progress
+from training.checkpoint import latest_complete
 from training.config import Config
 from training.envs.panels import disjoint
 from training.episodes import panel_episodes
@@ -32,7 +33,8 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
     if config.init_from is not None:
         config = replace(config, init_from=find_subject(config.init_from, config).source)
     refuse_changes(config, run)
-    model, tokenizer = load_policy(config.init_from or config.model.name, "float32", config.model.device)
+    weights = latest_complete(run) or config.init_from or config.model.name
+    model, tokenizer = load_policy(weights, "float32", config.model.device)
     reference = None
     if config.model.reference is not None:
         reference, _ = load_policy(config.model.reference, "float32", config.model.device)

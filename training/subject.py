@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diagnostics.artifact import load_artifact
+from diagnostics.artifact import ArtifactError, load_artifact
 from training.checkpoint import latest_complete
 from training.config import Config
 from training.models.load import NAMES
 from training.settings import from_document, read_config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,11 @@ def first_step(config: Config) -> int:
     """Training steps behind the weights a run starts from: 0, or those of the checkpoint it branches from."""
     if config.init_from is None:
         return 0
-    artifact = load_artifact(config.init_from, "checkpoint")
+    try:
+        artifact = load_artifact(config.init_from, "checkpoint")
+    except ArtifactError as error:
+        log.warning("steps are counted from 0 here: %s", error)
+        return 0
     parent = from_document(Config(), artifact.manifest["config"], f"the manifest of {config.init_from}")
     return first_step(parent) + int(artifact.document("state")["step"])
 

