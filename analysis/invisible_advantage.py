@@ -33,17 +33,17 @@ class Sizes:
     train_games: int = 320
     unseen_games: int = 16
     panel: int = 128
-    stage1_steps: int = 24
-    stage2_steps: int = 10
+    stage1_steps: int = 18
+    stage2_steps: int = 5
     tasks_per_step: int = 8
     group_size: int = 8
-    eval_every: int = 6  # Stage I; Stage II: half of its steps
+    eval_every: int = 9  # of Stage I; Stage II is evaluated at its start and end
     end_seeds: tuple[int, ...] = (0, 1, 2)
     episodes: int = 48  # that the policy reads again
     reader_episodes: int = 24  # that the pretrained reader reads
     reader_tokens: int = 512
-    projector_lr: float = 1e-3  # few updates: the paper's 1e-4 would leave the projector random
-    projector_updates: int = 20
+    projector_lr: float = 3e-3  # few updates: at the paper's 1e-4 the projector would stay random
+    projector_updates: int = 60
     policy: str = "tiny"
     reader: str = "smollm2-135m"
     extra: tuple[str, ...] = ()  # further words of every command that plays
@@ -119,7 +119,6 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
         ),
         _end("stage1", stage1, sizes.stage1_steps, sizes, plays),
     ]
-    half = max(sizes.stage2_steps // 2, 1)
     aligns = ("--method", "pr_opd", "--method-config.start-step", "0")
     aligns += ("--method-config.projector-lr", str(sizes.projector_lr))
     aligns += ("--method-config.projector-updates", str(sizes.projector_updates))
@@ -130,12 +129,13 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
     }
     for branch in BRANCHES:
         run = folder / branch
-        command = _undertow("train", "--out", run, "--steps", sizes.stage2_steps, "--eval.every", half, *trains)
-        output = run / "checkpoints" / f"step_{sizes.stage2_steps}"
+        steps = sizes.stage2_steps
+        command = _undertow("train", "--out", run, "--steps", steps, "--eval.every", steps, *trains)
+        output = run / "checkpoints" / f"step_{steps}"
         graph.append(
             Stage(branch, (*command, "--init-from", str(checkpoint), *own[branch]), output, ("stage1",), weight=240)
         )
-        graph.append(_end(branch, run, sizes.stage1_steps + sizes.stage2_steps, sizes, plays))
+        graph.append(_end(branch, run, sizes.stage1_steps + steps, sizes, plays))
     return graph
 
 

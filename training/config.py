@@ -101,7 +101,7 @@ def _tiny() -> Config:
         recipe="tiny-grpo",
         env=EnvConfig(kind="household", max_turns=30, show_admissible=False),
         sampler=SamplerConfig(protocol="append", max_new_tokens=32, max_context=2048),
-        optim=OptimConfig(lr=1e-4, mini_batch_rows=32),
+        optim=OptimConfig(lr=1e-4, mini_batch_rows=32, micro_batch_tokens=4096),
         eval=EvalConfig(every=10),
         steps=40,
         tasks_per_step=8,
