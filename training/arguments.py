@@ -25,23 +25,18 @@ def parse(default: T, words: Sequence[str], program: str) -> T:
     import tyro
 
     _refuse_unknown(words, default, program)
-    required = {"target": tyro.MISSING} if hasattr(default, "target") else {}
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(
-                type(default),
-                prog=program,
-                args=list(words),
-                default=dataclasses.replace(default, **required),  # type: ignore[type-var]
-                config=(tyro.conf.PositionalRequiredArgs,),
-            )
+            parsed = tyro.cli(type(default), prog=program, args=list(words), default=default)
     except SystemExit as stop:
         if not stop.code:
             raise
         lines = [line for line in (_BOX.sub(" ", line).strip() for line in said.getvalue().split("\n")) if line]
-        reason = f"{program} needs one more word" if "(required)" in said.getvalue() else " ".join(_reason(lines))
-        raise ValueError(f"{reason} ({program} --help lists all options)") from None
+        raise ValueError(f"{' '.join(_reason(lines))} ({program} --help lists all options)") from None
+    if getattr(parsed, "target", None) == "":
+        raise ValueError(f"{program} needs one more word: what to work on ({program} --help lists all options)")
+    return parsed
 
 
 def parse_config(default: Any, words: Sequence[str], program: str) -> Any:

@@ -10,12 +10,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.cache import cache_dir
-from training.config import EnvConfig
 
 TESTED = {
     "torch": "2.13",
@@ -108,8 +108,7 @@ def _compiler() -> str:
 
 
 def _games(kind: str) -> str:
-    from training.envs.folders import alfworld_folder, games_folder
-    from training.envs.games import SPLITS, load_tasks
+    from training.envs.folders import alfworld_folder
 
     if kind == "household":
         kept = [path for path in sorted(cache_dir().glob("household-*")) if (path / "recipe.json").is_file()]
@@ -117,18 +116,23 @@ def _games(kind: str) -> str:
             f"{len(kept)} sets of games in the cache" if kept else "no games yet: the first run makes them (2 minutes)"
         )
     folder = alfworld_folder()
-    if not folder.is_dir() and "ALFWORLD_DATA" not in os.environ:
+    if not folder.is_dir():
         return "no ALFWorld games (only --env.kind alfworld needs them): `undertow data alfworld --from PATH`"
-    games_folder(EnvConfig(kind="alfworld"))
-    counts = {}
-    for split in SPLITS:
-        try:
-            counts[split] = len(load_tasks(folder, split))
-        except ValueError:
-            continue
+    counts = _counts(folder)
     if not counts:
         raise ValueError(f"{folder} holds no games in a form that is known")
     return f"{folder}: {', '.join(f'{split} {count}' for split, count in counts.items())}"
+
+
+def _counts(folder: Path) -> dict[str, int]:
+    """Games of each split that a folder has."""
+    from training.envs.games import SPLITS, load_tasks
+
+    counts = {}
+    for split in SPLITS:
+        with suppress(ValueError):
+            counts[split] = len(load_tasks(folder, split))
+    return counts
 
 
 def _dialect(skills: str | None) -> str:
@@ -143,8 +147,8 @@ def _dialect(skills: str | None) -> str:
         for name, source in ((DOMAIN, wheel.ALFRED_PDDL_PATH), (GRAMMAR, wheel.ALFRED_TWL2_PATH)):
             shutil.copyfile(source, Path(scratch) / name)
         games = [game_data(game_record(plan_game("train", 0, 0), "train"), scratch)]
-    if (folder := alfworld_folder()).is_dir():
-        games.append(read_record(load_tasks(folder, "valid_seen")[0]))
+    if counts := _counts(folder := alfworld_folder()):
+        games.append(read_record(load_tasks(folder, min(counts))[0]))
     texts = [*_own_texts(), *(_skill_texts(Path(skills)) if skills else ())]
     wrong = [fault for game in games for fault in dialect_mismatches(_commands_while_holding(game), texts)]
     if wrong:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from training.config import RECIPES, Config, EnvConfig, SamplerConfig
 
 TINY = RECIPES["tiny-grpo"]
+SUBJECT = "a run, a checkpoint, a model folder, or a model's name"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Train(Config):
 class Eval:
     """Play the fixed evaluation panel and print success by task type, with 95 % intervals."""
 
-    target: str = ""  # a run, a checkpoint, a model folder, or a model's name
+    target: Positional[Annotated[str, arg(metavar="RUN|MODEL", help=SUBJECT)]] = ""
     panel: str | None = None  # split of the panel; None: the run's own
     size: int | None = None  # tasks of the panel; 0: the whole split, None: the run's own
     seeds: str = "0"  # evaluation seeds, e.g. 0,1,2
@@ -41,7 +42,7 @@ class Eval:
 class Diagnose:
     """Read the same responses with and without a skill and measure what changes."""
 
-    target: str = ""  # a run, a checkpoint, a model folder, or a model's name
+    target: Positional[Annotated[str, arg(metavar="RUN|MODEL", help=SUBJECT)]] = ""
     measures: str = "change"  # e.g. change
     contexts: str = "own_skill,other_skill,unrelated,shuffled,none,floor"  # what stands in front of the task
     trajectories: str | None = None  # artifact with the episodes; None: those the run played last
@@ -58,14 +59,14 @@ class Diagnose:
 class Figures:
     """Draw the figures of a run or a study from its artifacts, and write report.html."""
 
-    target: str = ""  # folder of a run or a study
+    target: Positional[Annotated[str, arg(metavar="RUN", help="folder of a run or a study")]] = ""
 
 
 @dataclass(frozen=True)
 class Report:
     """Write report.html of a run or a study from the tables and figures that are there."""
 
-    target: str = ""  # folder of a run or a study
+    target: Positional[Annotated[str, arg(metavar="RUN", help="folder of a run or a study")]] = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Data:
 class Build:
     """Build the tiny policy from expert play: the same bytes on the same machine and thread count."""
 
-    target: str = ""  # tiny
+    target: Positional[Annotated[str, arg(metavar="tiny", help="what is built")]] = ""
     out: str = "runs/tiny-policy"
     games: int | None = None  # household games of the imitation; None: those of the shipped policy
     tokens: int | None = None  # trained on; None: those of the shipped policy
@@ -99,7 +100,7 @@ class Build:
 class Reproduce:
     """Run a whole study; stopped and repeated, it goes on where it was."""
 
-    target: str = ""  # invisible-advantage
+    target: Positional[Annotated[str, arg(metavar="STUDY", help="invisible-advantage")]] = ""
     recipe: str = "tiny"  # sizes of the stages
     out: str | None = None  # folder; None: runs/<study>
     seed: int = 0

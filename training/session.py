@@ -22,7 +22,7 @@ from training.envs.games import load_tasks
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
-from training.rollout import group_starts, rollout
+from training.rollout import Pool, group_starts, rollout
 from training.samplers.hf import HFSampler
 from training.skills.hindsight import write_skills
 
@@ -58,7 +58,7 @@ class Session:
         return games_folder(self.config.env)
 
     @cached_property
-    def pool(self) -> EnvPool:
+    def pool(self) -> Pool:
         env = self.config.env
         make_env = partial(AlfworldEnv, max_turns=env.max_turns)
         return self._exit.enter_context(EnvPool(make_env, env.workers, env.timeout))

@@ -62,22 +62,21 @@ def read_config(path: str | Path, base: Config) -> Config:
     return from_document(base, document, str(path))
 
 
-def put(base: T, values: Mapping[str, Any], where: str, section: str = "") -> T:
-    """A dataclass with new values; nested mappings go into nested dataclasses."""
-    hints, known = get_type_hints(type(base)), {f.name for f in dataclasses.fields(base)}  # type: ignore[arg-type]
+def put(base: T, values: Mapping[str, Any], where: str, section: str = "", known: Iterable[str] = ()) -> T:
+    """A dataclass with new values; nested mappings go into nested dataclasses. `known`: all keys, for suggestions."""
+    hints, names = get_type_hints(type(base)), [f.name for f in dataclasses.fields(base)]  # type: ignore[arg-type]
+    known = list(known) or [*keys(base), *names]
     changed: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{section}{name}"
-        if name not in known:
+        if name not in names:
             place = f"section {section.rstrip('.')!r}" if section else "the top level"
-            raise ValueError(
-                f"{where}: unknown key {key!r} in {place}; {suggestion(key, (section + k for k in known))}"
-            )
+            raise ValueError(f"{where}: unknown key {key!r} in {place}; {suggestion(key, known)}")
         current = getattr(base, name)
         if dataclasses.is_dataclass(current):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{where}: {key} is {value!r}, expected an object with the keys of that section")
-            changed[name] = put(current, value, where, f"{key}.")
+            changed[name] = put(current, value, where, f"{key}.", known)
         else:
             value = tuple(value) if isinstance(value, list) else value
             if not fits(value, hints[name]):

@@ -13,6 +13,7 @@ from diagnostics.progress import progress
 from training.cache import cache_dir
 from training.config import EnvConfig
 from training.envs import household, rooms
+from training.envs.games import OFFICIAL
 
 
 def games_folder(env: EnvConfig) -> Path:
@@ -36,9 +37,11 @@ def games_folder(env: EnvConfig) -> Path:
 
 
 def alfworld_folder() -> Path:
-    """$ALFWORLD_DATA, else the place where `undertow data alfworld` puts games."""
-    chosen = os.environ.get("ALFWORLD_DATA")
-    return Path(chosen) if chosen else cache_dir() / "alfworld"
+    """$ALFWORLD_DATA, else where alfworld's own download lies, else where `undertow data alfworld` puts games."""
+    chosen, own = os.environ.get("ALFWORLD_DATA"), Path.home() / ".cache" / "alfworld"
+    if chosen and Path(chosen) != own:  # importing alfworld sets the variable to its own folder, whatever is there
+        return Path(chosen)
+    return own if (own / OFFICIAL).is_dir() else cache_dir() / "alfworld"
 
 
 def household_games(
