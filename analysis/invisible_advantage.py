@@ -64,7 +64,7 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
     trains += ("--eval.size", str(sizes.panel), "--eval.seed", str(sizes.end_seeds[0]), "--save-every", "4")
     trains += ("--seed", str(seed), "--model.name", sizes.policy, *found)
     splits = ("--train", sizes.train_games, "--valid-seen", sizes.panel, "--valid-unseen", sizes.unseen_games)
-    reads = ("--model", sizes.reader, "--contexts", "own_skill,unrelated,none")
+    reads = ("--model", sizes.reader, "--contexts", "own_skill,unrelated")
     reads += ("--episodes", str(sizes.reader_episodes), "--max-tokens", str(sizes.reader_tokens))
     graph = [
         Stage(
@@ -87,6 +87,7 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
             ("play",),
             weight=40,
         ),
+        Stage("first-figure", _undertow("figures", folder), folder / "figures", ("change-policy",), weight=15),
         Stage(
             "change-reader",
             _undertow("diagnose", policy, "--trajectories", earlier, "--seed", seed, *reads),
@@ -94,7 +95,6 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
             ("change-policy",),
             weight=80,
         ),
-        Stage("first-figure", _undertow("figures", folder), folder / "figures", ("change-policy",), weight=15),
         Stage(
             "stage1",
             _undertow("train", "--out", stage1, "--steps", sizes.stage1_steps, "--eval.every", sizes.eval_every)

@@ -15,24 +15,25 @@ from diagnostics.records import Trajectory
 CONTEXTS = ("own_skill", "other_skill", "unrelated", "shuffled", "none", "floor")
 WITHOUT_SKILL = ("none", "floor")  # the empty text; floor is the same context read again at another batch shape
 
-# Prose that has nothing to do with any task here; length-matched pieces of it are the `unrelated` control.
+# Plain sentences that say nothing about any task; length-matched pieces of them are the `unrelated` control. Their
+# words are those of the games, so that a policy with a small vocabulary reads text, not bytes it has never seen.
 UNRELATED = (
-    "Twice a day the sea leaves the bay and comes back, and the harbour keeps a record of both.",
-    "The moon pulls harder on the near side of the planet than on the far side, and the water follows.",
-    "Where the coast narrows, the rising tide is pressed between the cliffs and runs inland as a low wave.",
-    "Old pilots measured the delay between the full moon and the highest water and called it the age of the tide.",
-    "A lighthouse built of granite bends a little in a storm, although nobody inside would notice.",
-    "Its lens was cut from rings of glass so that a small flame could be seen beyond the horizon.",
-    "Migrating terns pass the tower in autumn, flying mostly at night and correcting their course by the stars.",
-    "Geologists read the cliffs as a slow diary in which every band of chalk stands for many thousand years.",
-    "The white stone is made from the shells of creatures too small to see, which drifted down through warm seas.",
-    "Flint grew later in the burrows of animals, and people came for it long before there were roads.",
-    "In winter the river carries so much silt that the water near its mouth turns the colour of tea.",
-    "Sailmakers in the town once argued for a century about whether cotton or flax held the wind better.",
-    "The answer depended on the weather, which was also the subject of their other arguments.",
-    "A comet seen from the pier in spring was drawn by a schoolteacher, whose sketch still hangs in the library.",
-    "Its tail pointed away from the sun, as all of them do, because light itself pushes the dust.",
-    "By summer the sky was empty again, and the talk turned to music, bridges and the price of salt.",
+    "You look around the middle of the room and see nothing special.",
+    "There is nothing to take, and there is nothing to put back.",
+    "Some of the places are open and some of them are closed.",
+    "You turn around quickly and look up, and nothing happens.",
+    "This room is not hot, and the other room is not cold.",
+    "You go back to the first of the two and examine it.",
+    "It is normal, and you find nothing in it and nothing under it.",
+    "You use nothing, you move nothing and you close nothing.",
+    "At the other places there is nothing about.",
+    "You are not in the middle of it, and it is not in the middle of you.",
+    "Look at the room from there, and look at it from the other place.",
+    "You pick nothing up and you put nothing in.",
+    "No other room was seen, and no other room is there to find.",
+    "The first look is quickly over, and there you are.",
+    "With nothing to heat and nothing to clean, you turn to the middle of the room.",
+    "You say nothing about it.",
 )
 
 
