@@ -57,13 +57,11 @@ def evaluate(words: Sequence[str]) -> int:
         with progress("eval", total) as report:
             for index, seed in enumerate(seeds):
                 before, own = index * len(session.panel_tasks), given.skills == "own"
-                made = panel_episodes(
-                    session,
-                    subject.run,
-                    seed,
-                    own_skill=own,
-                    progress=lambda done, _, before=before: report(before + done),
-                )
+
+                def played(done: int, total: int, before: int = before) -> None:
+                    report(before + done)
+
+                made = panel_episodes(session, subject.run, seed, own_skill=own, progress=played)
                 wins = made.table("trajectories")["success"].to_pylist()
                 report(before + len(wins), success=sum(wins) / len(wins))
                 artifacts.append(made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from diagnostics.artifact import Artifact, load_artifact
 
 NAME = "invisible-advantage"
 EARLIER_SEED = 100  # of the attempts that skills are written from, see training.session
+Words = list[object]  # of a command line
 BRANCHES = ("grpo", "pr_opd", "alignment")
 PANEL = "household_valid_seen"
 
@@ -53,19 +54,21 @@ PRESETS: dict[str, Sizes] = {"tiny": Sizes()}
 
 
 def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
-    """The graph, in the order it runs: the first-figure comes before any training."""
+    """The graph, in the order it runs: the first figure comes before any training."""
     policy, stage1, games = folder / "policy", folder / "stage1", folder / "games"
     earlier = policy / "trajectories" / f"{PANEL}_step0_seed{EARLIER_SEED}"
     checkpoint = stage1 / "checkpoints" / f"step_{sizes.stage1_steps}"
-    found = ("--env.data", str(games), *sizes.extra)
-    plays = ("--size", str(sizes.panel), *found)
     ends = ",".join(map(str, sizes.end_seeds))
-    trains = ("--tasks-per-step", str(sizes.tasks_per_step), "--group-size", str(sizes.group_size))
-    trains += ("--eval.size", str(sizes.panel), "--eval.seed", str(sizes.end_seeds[0]), "--save-every", "4")
-    trains += ("--seed", str(seed), "--model.name", sizes.policy, *found)
-    splits = ("--train", sizes.train_games, "--valid-seen", sizes.panel, "--valid-unseen", sizes.unseen_games)
-    reads = ("--model", sizes.reader, "--contexts", "own_skill,unrelated")
-    reads += ("--episodes", str(sizes.reader_episodes), "--max-tokens", str(sizes.reader_tokens))
+    found: Words = ["--env.data", games, *sizes.extra]
+    plays: Words = ["--size", sizes.panel, *found]
+    trains: Words = ["--tasks-per-step", sizes.tasks_per_step, "--group-size", sizes.group_size]
+    trains += ["--eval.size", sizes.panel, "--eval.seed", sizes.end_seeds[0], "--save-every", 4]
+    trains += ["--seed", seed, "--model.name", sizes.policy, *found]
+    splits: Words = ["--train", sizes.train_games, "--valid-seen", sizes.panel]
+    splits += ["--valid-unseen", sizes.unseen_games]
+    reads: Words = ["--model", sizes.reader, "--contexts", "own_skill,unrelated"]
+    reads += ["--episodes", sizes.reader_episodes, "--max-tokens", sizes.reader_tokens]
+    steps: Words = ["--steps", sizes.stage1_steps, "--eval.every", sizes.eval_every]
     graph = [
         Stage(
             "games",
@@ -97,8 +100,7 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
         ),
         Stage(
             "stage1",
-            _undertow("train", "--out", stage1, "--steps", sizes.stage1_steps, "--eval.every", sizes.eval_every)
-            + trains,
+            _undertow("train", "--out", stage1, *steps, *trains),
             checkpoint,
             ("games",),
             weight=480,
@@ -119,23 +121,21 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
         ),
         _end("stage1", stage1, sizes.stage1_steps, sizes, plays),
     ]
-    aligns = ("--method", "pr_opd", "--method-config.start-step", "0")
-    aligns += ("--method-config.projector-lr", str(sizes.projector_lr))
-    aligns += ("--method-config.projector-updates", str(sizes.projector_updates))
-    own = {
-        "grpo": (),
+    aligns: Words = ["--method", "pr_opd", "--method-config.start-step", 0]
+    aligns += ["--method-config.projector-lr", sizes.projector_lr]
+    aligns += ["--method-config.projector-updates", sizes.projector_updates]
+    own: dict[str, Words] = {
+        "grpo": [],
         "pr_opd": aligns,
-        "alignment": (*aligns, "--method-config.reward-coefficient", "0"),
+        "alignment": [*aligns, "--method-config.reward-coefficient", 0],
     }
     for branch in BRANCHES:
         run = folder / branch
-        steps = sizes.stage2_steps
-        command = _undertow("train", "--out", run, "--steps", steps, "--eval.every", steps, *trains)
-        output = run / "checkpoints" / f"step_{steps}"
-        graph.append(
-            Stage(branch, (*command, "--init-from", str(checkpoint), *own[branch]), output, ("stage1",), weight=240)
-        )
-        graph.append(_end(branch, run, sizes.stage1_steps + steps, sizes, plays))
+        steps = ["--steps", sizes.stage2_steps, "--eval.every", sizes.stage2_steps]
+        words = [*steps, *trains, "--init-from", checkpoint, *own[branch]]
+        output = run / "checkpoints" / f"step_{sizes.stage2_steps}"
+        graph.append(Stage(branch, _undertow("train", "--out", run, *words), output, ("stage1",), weight=240))
+        graph.append(_end(branch, run, sizes.stage1_steps + sizes.stage2_steps, sizes, plays))
     return graph
 
 
@@ -237,7 +237,7 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     return chosen
 
 
-def _end(name: str, run: Path, step: int, sizes: Sizes, plays: tuple[str, ...]) -> Stage:
+def _end(name: str, run: Path, step: int, sizes: Sizes, plays: Sequence[object]) -> Stage:
     ends = ",".join(map(str, sizes.end_seeds))
     command = _undertow("eval", run, "--seeds", ends, *plays)
     return Stage(f"end-{name}", command, _episodes(run, step, sizes.end_seeds[-1]), (name,), weight=60)

@@ -59,7 +59,7 @@ def run_study(stages: Sequence[Stage], folder: Path) -> int:
             elif _is_current(stage, records.get(stage.name), inputs):
                 row.state, row.note = "done", "kept"
             else:
-                record = {"command": list(stage.command), "inputs": inputs, "output": str(stage.output)}
+                record: dict[str, Any] = {"command": list(stage.command), "inputs": inputs, "output": str(stage.output)}
                 record |= {"state": "running", "log": str(_log(folder, stage))}
                 records[stage.name] = record
                 _write(folder / "study.json", records)  # a study that is killed now finds no "done" next time

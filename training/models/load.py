@@ -44,7 +44,7 @@ def load_policy(name: str | Path, dtype: str = "float32", device: str = "cpu") -
 def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
     source, local = model_source(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=local
         )
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
