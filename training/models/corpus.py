@@ -79,7 +79,8 @@ def play(
     known, avoid = hints(skill)
     expert = Expert(goal, rng, known=known, avoid=avoid, from_skill=frozenset(known))
     expert.begin(step.observation)
-    turns, own = [], []
+    turns: list[Turn] = []
+    own: list[bool] = []
     while len(turns) < MAX_TURNS and not step.won and (move := expert.act()) is not None:
         slips = rng.random() < slip
         thought, action = misstep(expert, step.admissible, turns[-1].action if turns else "", rng) if slips else move

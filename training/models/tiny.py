@@ -6,6 +6,7 @@ vocabulary, imitate. The result is the project's own asset (training/models/asse
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -94,10 +95,11 @@ def make_tokenizer(corpus: Sequence[str], vocabulary: int) -> Qwen2Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.pre_tokenizer = base.backend_tokenizer.normalizer, base.backend_tokenizer.pre_tokenizer
     bpe.train_from_iterator([*lists, *corpus], trainer)
-    learned = json.loads(bpe.to_str())["model"]
+    learned: dict[str, Any] = json.loads(bpe.to_str())["model"]
+    merges: Any = [tuple(merge) for merge in learned["merges"]]
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],
+        merges=merges,
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
         extra_special_tokens=["<|im_start|>"],
@@ -255,7 +257,7 @@ def build(out: Path, recipe: Recipe, work: Path, progress: Callable[[str, int, i
 def save(out: Path, model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe, record: dict[str, Any]) -> Path:
     """Weights in bf16 and the build record with their digest."""
     out.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(out)
+    copy.deepcopy(model).bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
     weights = (out / "model.safetensors").read_bytes()
     build_record = {
