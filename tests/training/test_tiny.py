@@ -95,8 +95,8 @@ def test_tags_and_control_tokens_are_one_token_wherever_they_stand(tokenizer: An
         for text in (tag, f"mug{tag}mug", f" {tag} "):
             assert tokenizer.tokenize(text).count(tag) == 1
     assert all(tokenizer.decode(tokenizer.convert_tokens_to_ids([tag])) == tag for tag in TAGS)
-    ids = render.encode(tokenizer, "<think>find mug</think><action>go to shelf 1</action>")
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>find mug</think><action>go to shelf 1</action>"
+    ids = render.encode(tokenizer, "<think>a mug</think><action>go to shelf 1</action>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a mug</think><action>go to shelf 1</action>"
 
 
 def test_ids_fit_the_vocabulary(tokenizer: Any) -> None:
@@ -141,7 +141,7 @@ def test_training_reads_what_the_policy_meets(tokenizer: Any, example: Example) 
 
 
 def test_replies_have_classes(tokenizer: Any) -> None:
-    ids = [*render.encode(tokenizer, "<think>find mug</think><action>go to shelf 1</action>"), tokenizer.eos_token_id]
+    ids = [*render.encode(tokenizer, "<think>a mug</think><action>go to shelf 1</action>"), tokenizer.eos_token_id]
     think, action, form = TokenClass.THINK, TokenClass.ACTION, TokenClass.FORMAT
     assert render.token_classes(tokenizer, ids).tolist() == [form, think, think, form, form, *[action] * 4, form, form]
 
