@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ class Change:
         """Tables `measurements` (means, shares above the null, token counts) and `thresholds` (counts by threshold)."""
         if self.null_histogram is not None and self.null_threshold is None:
             self.null_threshold = null_quantile(self.null_histogram)
-        source = {name: getattr(provenance, name) for name in ("run", "method", "env", "model", "seed", "step")}
+        source = asdict(provenance)
         rows = [measurement(**source, **row) for row in self._rows()]
         return {"measurements": to_table(rows, MEASUREMENT_COLUMNS), "thresholds": self._threshold_table()}
 

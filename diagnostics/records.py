@@ -6,7 +6,7 @@ follow the house convention (token T, response token M, turn K).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -147,4 +147,3 @@ class Provenance:
     model: str = ""
     seed: int = 0
     step: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)

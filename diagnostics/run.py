@@ -163,7 +163,7 @@ def _save(
     provenance: Provenance,
     manifest: dict[str, Any],
 ) -> Artifact:
-    source = {f.name: getattr(provenance, f.name) for f in dataclasses.fields(provenance) if f.name != "extra"}
+    source = dataclasses.asdict(provenance)
     left_out = [
         measurement(**source, context="" if name == "all" else name, metric=f"left_out/{reason}", value=n)
         for name, reasons in counts.items()

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.utils import logging as transformers_logging
 
 from diagnostics.artifact import Artifact, ArtifactError, load_artifact, save_artifact
+from training.models.load import quiet
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def save_checkpoint(
     """
 
     def write(folder: Path) -> None:
-        with _quiet():
+        with quiet():
             learned.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         tensors = {}
@@ -94,7 +93,7 @@ def load_checkpoint(path: str | Path, learned: Learned) -> dict[str, Any]:
 
 def load_weights(model: Any, folder: str | Path) -> None:
     """Overwrite the weights of `model` by those of a model folder of the same architecture, in place."""
-    with _quiet():
+    with quiet():
         source = type(model).from_pretrained(folder, dtype=model.dtype, local_files_only=True)
     _strictly(model, source.state_dict(), Path(folder))
 
@@ -129,7 +128,7 @@ def save_reference(run: str | Path, reference: Any) -> None:
     """Keep the KL anchor as `<run>/reference`, so that a resumed or branched run is pulled to the same weights."""
 
     def write(folder: Path) -> None:
-        with _quiet():
+        with quiet():
             reference.save_pretrained(folder)
 
     save_artifact(Path(run) / "reference", "reference", write=write)
@@ -144,18 +143,6 @@ def reference_folder(run: str | Path) -> Path | None:
 def run_of(checkpoint: str | Path) -> Path:
     """The run folder that a checkpoint folder stands in."""
     return Path(checkpoint).resolve().parent.parent
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers between ours."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _flat(prefix: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ def load_policy(name: str | Path, dtype: str = "float32", device: str = "cpu") -
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"model.device is {device!r}, but torch sees no GPU here; use --model.device cpu")
-    with _quiet():
+    with quiet():
         return _load(str(name), dtype, device)
 
 
@@ -125,7 +125,7 @@ def _smollm2() -> Path:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars of transformers between ours."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
