@@ -64,6 +64,17 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class SkillsConfig:
+    """The privileged text of the methods that read one."""
+
+    library: str | None = None  # folder or file of skills; None: the environment's own
+    retrieval: Literal["keyword", "ucb", "full", "random", "none"] = "keyword"
+    ucb_c: float = 1.0  # exploration of "ucb"
+    control: Literal["own_skill", "other_skill", "unrelated", "shuffled", "none"] = "own_skill"  # what the teacher reads
+    budget: int = 1024  # tokens; a longer skill is never cut, its trajectory is left out of distillation and counted
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     panel: str = "valid_seen"
     size: int = 128  # tasks of the fixed panel; 0: the whole split
@@ -80,6 +91,7 @@ class Config:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    skills: SkillsConfig = field(default_factory=SkillsConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     method: str = "grpo"  # name of a file in training/methods
     method_config: Any = None  # the method's own frozen dataclass; None: its defaults

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 class Needs:
     """What a method asks of one training step."""
 
-    skill: Literal["none", "hindsight", "retrieved"] = "none"
-    teacher: Literal["none", "current", "rollout", "initial"] = "none"
+    skill: Literal["none", "retrieved", "hindsight"] = "none"
+    step_skill: bool = False  # hindsight at two levels: also a skill for single turns, read by a second teacher
+    seen_by: Literal["teacher", "student"] = "teacher"  # student: the skill stands in the player's own prompt
+    teacher: Literal["none", "current", "rollout", "initial"] = "none"  # whose weights read the privileged context
     teacher_logprobs: bool = False
-    states: bool = False  # hidden states of both branches, every block's output
-    reward_coefficient: float = 1.0  # 0: no policy gradient, no KL, no entropy bonus
+    divergence: Literal["none", "reverse_kl", "forward_kl", "jsd"] = "none"  # over the full vocabulary
+    states: Literal["none", "before", "at"] = "none"  # of both branches, every block: before or at each token
+    entropy: bool = False  # of the student, beyond what the entropy bonus asks
+    policy_coefficient: float = 1.0  # of the surrogate; 0: no policy gradient
+    regularised: bool = True  # KL to the reference and entropy bonus
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class LossTerm:
     weight: Tensor | None = None  # [M], None: ones
 
 
+# Of the whole step at once, before its first update: batch.old_logprobs is b, pair.teacher_logprobs q.
 Advantage = Callable[["Batch", "PairedPass", Any, int], "Tensor"]
 Loss = Callable[["Batch", "PairedPass", Any, int, "nn.Module | None"], "list[LossTerm]"]
 Modules = Callable[[Any, Any], "nn.Module | None"]  # (model_config, config) -> module with `lr` and `extra_updates`
@@ -56,11 +62,17 @@ class Method:
 
     name: str
     paper: str
+    channel: str  # where the teacher's reading reaches the student, in a few words
     config: type
     needs: Callable[[Any, int], Needs]  # (config, step) -> what this step needs
     advantage: Advantage | None = None
     loss: Loss | None = None
     modules: Modules | None = None
+
+
+def setting(default: Any, source: Literal["paper", "code", "ours"]) -> Any:
+    """A field of a method's config, with where its default comes from."""
+    return field(default=default, metadata={"source": source})
 
 
 def available_methods() -> list[str]:

@@ -17,4 +17,4 @@ def needs(config: Any, step: int) -> Needs:
     return Needs()
 
 
-METHOD = Method("grpo", "GRPO (Shao et al. 2024), as run on agents by the released SDAR code", GrpoConfig, needs)
+METHOD = Method("grpo", "GRPO (Shao et al. 2024), as run on agents by the released SDAR code", "reward", GrpoConfig, needs)

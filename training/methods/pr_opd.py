@@ -18,28 +18,29 @@ from torch import nn
 from diagnostics.paired import PairedPass
 from training.batch import Batch
 from training.losses import alignment
-from training.method import LossTerm, Method, Needs
+from training.method import LossTerm, Method, Needs, setting
 from training.models.projector import Projector
 
 
 @dataclass(frozen=True)
 class PrOpdConfig:
-    start_step: int = 100  # steps of Stage I; 0 in a branch that starts from a Stage-I checkpoint
-    coefficient: float = 0.01  # 0: plain GRPO
-    reward_coefficient: float = 1.0  # of Stage II; 0: alignment only
-    layers: Literal["all"] | tuple[int, ...] = "all"  # blocks, 0-based; (): none, the loss is 0
-    projector: bool = True
-    hidden: int = 512
-    projector_lr: float = 1e-4
-    projector_updates: int = 0  # extra projector-only updates a step, for recipes of few updates
+    start_step: int = setting(100, "paper")  # steps of Stage I; 0 in a branch from a Stage-I checkpoint
+    coefficient: float = setting(0.01, "paper")  # 0: plain GRPO
+    reward_coefficient: float = setting(1.0, "paper")  # of Stage II; 0: alignment only
+    layers: Literal["all"] | tuple[int, ...] = setting("all", "ours")  # blocks, 0-based; (): none, the loss is 0
+    projector: bool = setting(True, "paper")
+    hidden: int = setting(512, "paper")
+    projector_lr: float = setting(1e-4, "paper")
+    projector_updates: int = setting(0, "ours")  # extra projector-only updates a step, for recipes of few updates
 
 
 def needs(config: PrOpdConfig, step: int) -> Needs:
     if step < config.start_step:
         return Needs()
+    reward = {"policy_coefficient": config.reward_coefficient, "regularised": bool(config.reward_coefficient)}
     if not config.coefficient:
-        return Needs(reward_coefficient=config.reward_coefficient)
-    return Needs("hindsight", "current", states=True, reward_coefficient=config.reward_coefficient)
+        return Needs(**reward)
+    return Needs("hindsight", teacher="current", states="before", **reward)
 
 
 def loss(batch: Batch, pair: PairedPass, config: PrOpdConfig, step: int, projector: nn.Module | None) -> list[LossTerm]:
@@ -75,4 +76,4 @@ def _layers(config: PrOpdConfig, blocks: int) -> list[int]:
     return layers
 
 
-METHOD = Method("pr_opd", "PR-OPD (arXiv 2609.36642)", PrOpdConfig, needs, loss=loss, modules=modules)
+METHOD = Method("pr_opd", "PR-OPD (arXiv 2609.36642)", "hidden states", PrOpdConfig, needs, loss=loss, modules=modules)
