@@ -22,7 +22,7 @@ from training.envs.games import load_tasks
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
-from training.rollout import Pool, group_starts, rollout
+from training.rollout import Pool, Start, group_starts, rollout
 from training.samplers.hf import HFSampler
 from training.skills.hindsight import write_skills
 
@@ -104,11 +104,14 @@ class Session:
 
     def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
         """One hindsight skill a trajectory, by the weights as they are now."""
-        # A vocabulary with the tag as one token was taught the format: the short cue is enough.
-        terse = "<skill>" in self.tokenizer.get_vocab()
         sampler = self.sampler(self.config.sampler.temperature)
-        skills, _ = write_skills(sampler, trajectories, seed=self.config.seed, step=step, terse=terse)
+        skills, _ = write_skills(sampler, trajectories, seed=self.config.seed, step=step, terse=self.terse)
         return skills
+
+    @property
+    def terse(self) -> bool:
+        """Whether the short cue is enough to ask for a skill: a vocabulary with the tag as one token was taught it."""
+        return "<skill>" in self.tokenizer.get_vocab()
 
     def evaluate(
         self, seed: int, skills: Mapping[str, str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -124,6 +127,18 @@ class Session:
             progress=progress,
             **self._limits,
         )
+
+    def play(
+        self,
+        starts: Sequence[Start],
+        seed: int,
+        skills: Mapping[tuple[str, int], str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Trajectory]:
+        """Any episodes, played as in an evaluation; `skills` maps (task id, attempt) to the text in the prompt."""
+        sampler = self.sampler(self.config.eval.temperature)
+        given = {"seed": seed, "step": self.step, "skills": skills, "progress": progress, **self._limits}
+        return rollout(sampler, self.pool, starts, **given)[0]
 
     @property
     def _limits(self) -> dict[str, Any]:
