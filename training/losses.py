@@ -40,7 +40,7 @@ def policy_loss(
     Args: student, old [M] nats; advantages [M], dimensionless, no gradient is taken through them or through old.
     Returns: value [M] in [-(1 + clip_high) |A|, dual_clip |A|], 0 outside the mask; two masks of the clipped tokens.
     """
-    student, old, advantages = (_clean(x, mask) for x in (student, old.detach(), advantages.detach()))
+    student, old, advantages = (selected(x, mask) for x in (student, old.detach(), advantages.detach()))
     ratio = (student - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     value = torch.maximum(-advantages * ratio, -advantages * bounded)
@@ -58,7 +58,7 @@ def kl_k3(
     the KL it estimates (case B25): for student softmax([0.4, 0]) and reference [.9, .1] it is -0.301 instead of -0.432.
     Args: student, reference [M] nats. Returns: [M] nats in [0, limit], 0 outside the mask; no gradient at the limit.
     """
-    student, reference = _clean(student, mask), _clean(reference.detach(), mask)
+    student, reference = selected(student, mask), selected(reference.detach(), mask)
     difference = (reference - student).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (difference.exp() - difference - 1).clamp(max=limit)
 
@@ -74,8 +74,8 @@ def alignment(
     Departures: the direction of a zero vector is the zero vector (value 1 against any direction, finite gradient).
     """
     inside = mask[None, :, None]
-    student = _direction(_clean(projected, inside))
-    return (student - _direction(_clean(teacher.detach(), inside))).square().sum(-1)
+    student = _direction(selected(projected, inside))
+    return (student - _direction(selected(teacher.detach(), inside))).square().sum(-1)
 
 
 def _direction(states: Tensor) -> Tensor:
@@ -85,7 +85,8 @@ def _direction(states: Tensor) -> Tensor:
     return states / torch.linalg.vector_norm(torch.where(zero, unit, states), dim=-1, keepdim=True)
 
 
-def _clean(values: Tensor, mask: Tensor) -> Tensor:
+def selected(values: Tensor, mask: Tensor) -> Tensor:
+    """`values` inside the mask, 0 elsewhere, at least in float32."""
     if values.dtype in (torch.bfloat16, torch.float16):
         values = values.float()
     return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
