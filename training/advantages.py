@@ -1,10 +1,15 @@
-"""Group-relative advantages (GRPO). The standard deviation is the unbiased one: [10, 0] gives +-0.7071, not +-1."""
+"""Group-relative advantages (GRPO), and the gap of a teacher, from which other methods make theirs.
+
+The standard deviation is the unbiased one: [10, 0] gives +-0.7071, not +-1.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from training.losses import selected
 
 # Keeps the quotient finite when a group's rewards nearly agree. It is added to the standard deviation, never put
 # inside the variance, where it would shrink close rewards by orders of magnitude (case B18).
@@ -44,6 +49,22 @@ def dead_group_share(returns: Float[Tensor, "N"], groups: Int[Tensor, "N"]) -> f
     members = [returns[groups == group] for group in groups.unique()]
     compared = [values for values in members if len(values) > 1]
     return sum(_dead(values) for values in compared) / max(len(compared), 1)
+
+
+def teacher_gap(
+    old: Float[Tensor, "M"] | None, teacher: Float[Tensor, "M"] | None, mask: Bool[Tensor, "M"]
+) -> Float[Tensor, "M"]:
+    """How much likelier the teacher finds each sampled token than the policy that played it.
+
+    gap = q - b inside the mask, 0 outside, whatever stands there
+    Source: RLSD, SOD, OPID (the released code of each takes the start-of-step policy for b).
+    Args: old, b; teacher, q: nats; mask, tokens with a teacher context. Returns: [M] nats, no gradient.
+    Raises: ValueError when b or q was not read.
+    """
+    if old is None or teacher is None:
+        missing = "old_logprobs" if old is None else "teacher_logprobs"
+        raise ValueError(f"the advantage needs {missing}, which the step did not read; check the method's needs")
+    return (selected(teacher, mask) - selected(old, mask)).detach()
 
 
 def _dead(values: Tensor) -> bool:

@@ -6,9 +6,12 @@ A method is one file in training/methods/ that defines METHOD. See docs/methods.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -82,12 +85,80 @@ def available_methods() -> list[str]:
 
 
 def load_method(name: str) -> Method:
-    """The METHOD of training/methods/<name>.py. Raises ValueError with the nearest name when there is none."""
+    """The METHOD of training/methods/<name>.py, or of a file of your own when `name` ends in .py.
+
+    Such a file is run, once a process: only a name that the command line gave may come here, none out of a data file.
+    Raises: ValueError with the nearest name when there is none, or with what is wrong in the file.
+    """
+    if name.endswith(".py"):
+        return _load_file(Path(name).resolve())
     names = available_methods()
     if name not in names:
         import difflib
 
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown method {name!r}{hint} (available: {', '.join(names)})")
+        raise ValueError(f"unknown method {name!r}{hint} (available: {', '.join(names)}, or a .py file of your own)")
     return importlib.import_module(f"training.methods.{name}").METHOD
+
+
+def is_loaded(name: str) -> bool:
+    """Whether load_method(name) runs no file of anybody's: a method of ours, or a file that has been loaded."""
+    return not name.endswith(".py") or Path(name).resolve() in _LOADED
+
+
+_LOADED: dict[Path, Method] = {}  # a file is run once, so that its config is one class
+
+
+def _load_file(path: Path) -> Method:
+    if path in _LOADED:
+        return _LOADED[path]
+    if not path.is_file():
+        raise ValueError(f"there is no method file {path}; give the path of a .py file that defines METHOD")
+    name = f"method file {path}"  # not a name that an import statement can say
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up the types of their fields
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"method file {path} cannot be run ({type(error).__name__}: {error})") from error
+    method = getattr(module, "METHOD", None)
+    if not isinstance(method, Method):
+        raise ValueError(f"method file {path} defines no METHOD; end it with METHOD = Method(name, paper, ...)")
+    if not is_dataclass(method.config):
+        raise ValueError(f"METHOD.config in {path} is no dataclass; give the class of its settings")
+    _LOADED[path] = method
+    return method
+
+
+LOOK_AHEAD = 1000  # steps in which a method starts to distil, if it ever does
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """What can be said of a method without running it, as JSON: its contract and its settings.
+
+    Returns: name, paper, channel; needs, of the first step that reads a skill (else of step 0) under the default
+    settings, and that step; config, a list of name, type, default and source ("paper", "code", "ours";
+    None: the file does not say).
+    """
+    config = method.config()
+    step = next((step for step in range(LOOK_AHEAD) if method.needs(config, step).skill != "none"), 0)
+    settings = [
+        {
+            "name": f.name,
+            "type": f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type)),
+            "default": getattr(config, f.name),
+            "source": f.metadata.get("source"),
+        }
+        for f in fields(method.config)
+    ]
+    return {
+        "name": method.name,
+        "paper": method.paper,
+        "channel": method.channel,
+        "needs": asdict(method.needs(config, step)),
+        "step": step,
+        "config": settings,
+    }

@@ -17,4 +17,6 @@ def needs(config: Any, step: int) -> Needs:
     return Needs()
 
 
-METHOD = Method("grpo", "GRPO (Shao et al. 2024), as run on agents by the released SDAR code", "reward", GrpoConfig, needs)
+METHOD = Method(
+    "grpo", "GRPO (Shao et al. 2024), as run on agents by the released SDAR code", "reward", GrpoConfig, needs
+)
