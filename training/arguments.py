@@ -10,6 +10,7 @@ from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 from training.config import Config
+from training.method import is_loaded, load_method
 from training.settings import keys, read_config, recipe, suggestion, with_method
 
 T = TypeVar("T")
@@ -45,9 +46,16 @@ def parse_config(default: Any, words: Sequence[str], program: str) -> Any:
     Returns: the dataclass, with the method's own configuration in `method_config`.
     """
     base: Config = recipe(_value(words, "recipe") or default.recipe)
+    if method := _value(words, "method"):
+        load_method(method)  # a file of one's own: the config file may hold its settings
     if file := _value(words, "config"):
         base = read_config(file, base)
-    base = with_method(base, _value(words, "method") or base.method)
+    if not is_loaded(base.method) and not method:
+        raise ValueError(
+            f"the config file names the method file {base.method}, which is run only when the command line names it, "
+            f"too: say --method {base.method}"
+        )
+    base = with_method(base, method or base.method)
     kind = type(base.method_config)
     extended = dataclasses.make_dataclass(
         type(default).__name__,

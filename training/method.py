@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from diagnostics.paired import PairedPass
     from training.batch import Batch
+    from training.skills.growth import Growth
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Needs:
     skill: Literal["none", "retrieved", "hindsight"] = "none"
     step_skill: bool = False  # hindsight at two levels: also a skill for single turns, read by a second teacher
     seen_by: Literal["teacher", "student"] = "teacher"  # student: the skill stands in the player's own prompt
+    grow: Growth | None = None  # the library grows after the step, see training/skills/growth.py
     teacher: Literal["none", "current", "rollout", "initial"] = "none"  # whose weights read the privileged context
     teacher_logprobs: bool = False
     divergence: Literal["none", "reverse_kl", "forward_kl", "jsd"] = "none"  # over the full vocabulary

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from training.config import RECIPES, Config
-from training.method import load_method
+from training.method import is_loaded, load_method
 
 # What may change when a run is continued: its length, and what never changes a result.
 FREE = ("steps", "save_every", "env.workers", "env.timeout", "optim.micro_batch_tokens")
@@ -39,12 +39,16 @@ def with_method(config: Config, name: str) -> Config:
 def from_document(base: Config, document: Mapping[str, Any], where: str) -> Config:
     """`base` with the values of a JSON document put in (a config file, or a run's config.json).
 
+    A method file that nothing has loaded yet stays a name, without its settings: a document never runs code.
     Args: where, the name of the document, for messages.
     Raises: ValueError naming section, key and nearest key for an unknown key; and for a value of the wrong type.
     """
     name = document.get("method", base.method)
     if not isinstance(name, str):
         raise ValueError(f"{where}: method is {name!r}, expected the name of a method")
+    if not is_loaded(name):
+        rest = {key: value for key, value in document.items() if key != "method_config"}
+        return put(dataclasses.replace(base, method_config=None), rest, where)
     own = document.get("method_config")
     return put(with_method(base, name), {**document, "method_config": {} if own is None else own}, where)
 
