@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,21 @@ def evaluate(words: Sequence[str]) -> int:
 
     given = parse(Eval(), words, "undertow eval")
     seeds = [_number(seed, "--seeds") for seed in given.seeds.split(",")]
-    if given.skills not in ("none", "own"):
-        raise ValueError(f"--skills is {given.skills!r}, expected none or own")
+    if given.trials < 1:
+        raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
     from training.subject import find_subject, keep_config
 
     subject = find_subject(str(given.target), TINY, given.out)
     config = subject.config
-    given = parse(replace(Eval(), env=config.env, sampler=config.sampler), words, "undertow eval")
+    own = replace(Eval(), env=config.env, sampler=config.sampler, skills=config.skills)
+    given = parse(own, words, "undertow eval")
     play = replace(
         config.eval,
         panel=given.panel or config.eval.panel,
         size=config.eval.size if given.size is None else given.size,
         temperature=config.eval.temperature if given.temperature is None else given.temperature,
     )
-    config = replace(config, env=given.env, sampler=given.sampler, eval=play)
+    config = replace(config, env=given.env, sampler=given.sampler, skills=given.skills, eval=play)
     from diagnostics.progress import progress
     from training.episodes import panel_episodes
     from training.models.load import load_policy
@@ -52,29 +54,37 @@ def evaluate(words: Sequence[str]) -> int:
     model, tokenizer = load_policy(subject.source, config.model.dtype, given.device)
     keep_config(subject.run, config)
     artifacts = []
+    trials = given.trials if given.protocol == "reflexion" else 1
     with Session(config, model, tokenizer, subject.step) as session:
-        total = len(session.panel_tasks) * len(seeds)
-        with progress("eval", total) as report:
+        each = len(session.panel_tasks) * trials
+        with progress("eval", each * len(seeds)) as report:
             for index, seed in enumerate(seeds):
-                before, own = index * len(session.panel_tasks), given.skills == "own"
 
-                def played(done: int, total: int, before: int = before) -> None:
+                def played(done: int, _: int, before: int = index * each) -> None:
                     report(before + done)
 
-                made = panel_episodes(session, subject.run, seed, own_skill=own, progress=played)
-                wins = made.table("trajectories")["success"].to_pylist()
-                report(before + len(wins), success=sum(wins) / len(wins))
+                made = panel_episodes(
+                    session, subject.run, seed, protocol=given.protocol, trials=trials, progress=played
+                )
+                episodes = made.table("trajectories").select(["task_id", "success"]).to_pylist()
+                won = {episode["task_id"] for episode in episodes if episode["success"]}
+                report((index + 1) * each, success=len(won) / len({episode["task_id"] for episode in episodes}))
                 artifacts.append(made)
     import pandas as pd
 
     from analysis.frames import episode_frame
     from analysis.plain import print_table
     from analysis.tables import success_table
+    from analysis.trials import by_trial
 
-    table = success_table(pd.concat([episode_frame(artifact) for artifact in artifacts]))
+    episodes = pd.concat([episode_frame(artifact) for artifact in artifacts])
     names = ["type", "success", "low", "high", "n_episodes", "n_tasks", "n_errors", "turns", "interval"]
-    skill = "with its own skill" if given.skills == "own" else "without a skill"
-    print_table(table[names], f"{subject.name} on {config.env.kind} {play.panel}, {skill}")
+    title = f"{subject.name} on {config.env.kind} {play.panel}, {given.protocol}"
+    if given.protocol == "reflexion":
+        print_table(success_table(by_trial(episodes, trials), ["trials"])[["trials", *names]], f"{title}: won so far")
+    else:
+        with_text = f" ({episodes['with_skill'].sum()} of {len(episodes)} episodes with a text)"
+        print_table(success_table(episodes)[names], title + with_text * (given.protocol != "vanilla"))
     for artifact in artifacts:
         print(f"episodes: {artifact.path}")
     return 0
@@ -186,13 +196,29 @@ def build(words: Sequence[str]) -> int:
 
 def methods(words: Sequence[str]) -> int:
     from training.arguments import parse
-    from training.method import available_methods, load_method
+    from training.method import available_methods, describe, load_method
 
-    parse(Methods(), words, "undertow methods")
-    for name in available_methods():
-        method = load_method(name)
-        options = ", ".join(f"{key}={value!r}" for key, value in asdict(method.config()).items())
-        print(f"{name:12} {method.paper}" + (f"\n{'':12} {options}" if options else ""))
+    given = parse(Methods(), words, "undertow methods")
+    described = [describe(load_method(name)) for name in available_methods()]
+    if given.json:
+        print(json.dumps(described, indent=1))
+        return 0
+    import pandas as pd
+
+    from analysis.plain import print_table
+
+    needs = [method["needs"] for method in described]
+    table = pd.DataFrame(described)[["name", "channel"]].assign(
+        skill=[need["skill"] for need in needs],
+        reader=["the player" if need["seen_by"] == "student" else need["teacher"] for need in needs],
+        reads=[" + ".join(_reads(need)) or "nothing" for need in needs],
+        step=[method["step"] for method in described],
+        paper=[method["paper"] for method in described],
+    )
+    print_table(table, "methods: --method NAME, or --method FILE.py; what the first distilling step needs")
+    settings = pd.DataFrame([{"method": method["name"], **own} for method in described for own in method["config"]])
+    settings["default"] = [json.dumps(value) for value in settings["default"]]
+    print_table(settings, "settings: --method-config.NAME, and where each default comes from")
     return 0
 
 
@@ -284,6 +310,13 @@ def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> Non
     else:
         print("there are no change rates yet, which figure 1 needs: `undertow diagnose`", file=sys.stderr)
     print(f"report: {report_run(folder)}")
+
+
+def _reads(need: Mapping[str, Any]) -> list[str]:
+    """What a method reads of the pair, in words."""
+    reads = ["log-probs"] if need["teacher_logprobs"] else []
+    reads += [need["divergence"]] if need["divergence"] != "none" else []
+    return reads + ([f"states {need['states']} tokens"] if need["states"] != "none" else [])
 
 
 def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:

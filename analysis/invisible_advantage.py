@@ -107,14 +107,16 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
         ),
         Stage(
             "skill-policy",
-            _undertow("eval", sizes.policy, "--out", policy, "--seeds", sizes.end_seeds[0], "--skills", "own", *plays),
+            _undertow(
+                "eval", sizes.policy, "--out", policy, "--seeds", sizes.end_seeds[0], "--protocol", "own_skill", *plays
+            ),
             policy / "trajectories" / f"{PANEL}_step0_seed{sizes.end_seeds[0]}_own_skill",
             ("play",),
             weight=40,
         ),
         Stage(
             "skill-stage1",
-            _undertow("eval", stage1, "--seeds", ends, "--skills", "own", *plays),
+            _undertow("eval", stage1, "--seeds", ends, "--protocol", "own_skill", *plays),
             _episodes(stage1, sizes.stage1_steps, sizes.end_seeds[-1], "_own_skill"),
             ("stage1",),
             weight=120,

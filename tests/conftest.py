@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread: results of sums do not depend on the machine's load
@@ -16,6 +18,25 @@ CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 install_import_hook(["diagnostics", "training", "analysis", "figures"], CHECKER)
 
 ROOT = Path(__file__).resolve().parents[1]
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Say:
+    """Runs a command in an empty folder; exit code, what it printed, what it complained."""
+    import undertow  # behind the import hook
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERTOW_DEBUG", raising=False)
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["undertow", *map(str, words)])
+        code = undertow.main()
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import errno
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import undertow
+from tests.conftest import Say
 from tests.diagnostics.tiny import chat_tokenizer, tiny_model
 from training import doctor
 from training.arguments import parse_config, plain_config
@@ -24,23 +24,6 @@ from training.settings import FREE, from_document, put, read_config, refuse_chan
 from training.subject import find_subject, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-Say = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Say:
-    """Runs a command in an empty folder; exit code, what it printed, what it complained."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("UNDERTOW_DEBUG", raising=False)
-    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["undertow", *map(str, words)])
-        code = undertow.main()
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def refused(answer: tuple[int, str, str]) -> str:
@@ -191,7 +174,8 @@ def test_commands_that_mean_nothing_are_refused(say: Say) -> None:
     assert "one more word" in refused(say("eval"))
     assert "'seeds'" in refused(say("eval", "model", "--seed", "1"))
     assert "whole numbers" in refused(say("eval", "model", "--seeds", "0,x"))
-    assert "none or own" in refused(say("eval", "model", "--skills", "mine"))
+    assert "own_skill" in refused(say("eval", "model", "--protocol", "mine"))
+    assert "1 or more" in refused(say("eval", "model", "--trials", "0"))
     assert "invisible-advantage" in refused(say("reproduce", "visible-advantage"))
     assert "'tiny'" in refused(say("reproduce", "invisible-advantage", "--recipe", "tny"))
     assert "build tiny" in refused(say("build", "large"))

@@ -19,6 +19,7 @@ import undertow
 from analysis import invisible_advantage as study
 from diagnostics.artifact import load_artifact, load_trajectories
 from diagnostics.records import Skill, Trajectory
+from tests.conftest import Say
 from tests.diagnostics.tiny import chat_tokenizer, tiny_model
 from training import session
 from training.envs.base import Env, EnvError, Step, Task
@@ -27,7 +28,6 @@ from training.monitor import read_metrics
 from training.skills.hindsight import WriterCounts
 
 SHORT = ("--env.max-turns", "3", "--sampler.max-new-tokens", "8", "--env.workers", "1")
-Say = Callable[..., tuple[int, str, str]]
 
 
 class LocalPool:
@@ -95,20 +95,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def say(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Say:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("UNDERTOW_DEBUG", raising=False)
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine in this process, and a policy that writes skills."""
     monkeypatch.setattr(session, "EnvPool", LocalPool)
     monkeypatch.setattr(session, "write_skills", skills)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["undertow", *map(str, words)])
-        code = undertow.main()
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture
@@ -255,7 +246,7 @@ def test_episodes_are_kept_until_something_else_is_asked(train: Say, say: Say, p
 
 def test_own_skills_stand_in_the_players_prompt(place: Path, say: Say) -> None:
     words = ("--env.data", place / "games", "--size", 3, *SHORT)
-    assert say("eval", place / "player", "--skills", "own", *words)[0] == 0
+    assert say("eval", place / "player", "--protocol", "own_skill", *words)[0] == 0
     folder = Path("runs/player/trajectories")
     played = load_trajectories(folder / "household_valid_seen_step0_seed0_own_skill")
     earlier = {t.task_id: t.id for t in load_trajectories(folder / "household_valid_seen_step0_seed100")}

@@ -1,6 +1,6 @@
-"""Evaluation episodes and the skills written from them, kept as artifacts of a run.
+"""Evaluation episodes and the skills in their prompts, kept as artifacts of a run.
 
-    <run>/trajectories/<env>_<panel>_step<n>_seed<s>[_own_skill]      <run>/skills/<the same name>
+    <run>/trajectories/<env>_<panel>_step<n>_seed<s>[_<protocol>]      <run>/skills/<the same name>
 
 An artifact that was played by the same weights in the same way is not played again, so that a command that is repeated
 after an interruption, or asks for one seed more, plays only what is missing.
@@ -9,7 +9,8 @@ after an interruption, or asks for one seed more, plays only what is missing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from diagnostics.artifact import (
     save_skills,
     save_trajectories,
 )
+from diagnostics.records import Skill
 from diagnostics.run import tokenizer_digest
+from training.options import Protocol
+from training.protocols import experience, insight_skills, library_skills, reflexion
 from training.session import EARLIER_SEED, Session
 
 Progress = Callable[[int, int], None]
@@ -33,19 +37,19 @@ def panel_episodes(
     run: Path,
     seed: int,
     *,
-    own_skill: bool = False,
+    protocol: Protocol = "vanilla",
+    trials: int = 1,
     elsewhere: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Artifact:
     """The panel played once at one evaluation seed, as a trajectories artifact of the run.
 
-    Args: own_skill, with the policy's own hindsight skill of an earlier attempt at the same task in its prompt (a task
-    whose skill could not be read is played without one); elsewhere, other runs in which the same weights may have
-    played the same panel already.
+    Args: protocol, see training/protocols.py (a task it has no text for is played without one); trials, attempts at a
+    task under reflexion; elsewhere, other runs in which the same weights may have played the same panel already.
     """
-    skills = own_skills(session, run, panel_episodes(session, run, EARLIER_SEED)) if own_skill else None
-    played = _how_played(session, seed, skills)
-    name = f"{_panel_name(session)}_seed{seed}" + ("_own_skill" if own_skill else "")
+    skills = panel_skills(session, run, protocol)
+    played = _how_played(session, seed, protocol, skills, trials if protocol == "reflexion" else 1)
+    name = f"{_panel_name(session)}_seed{seed}" + ("" if protocol == "vanilla" else f"_{protocol}")
     inputs = [] if skills is None else [skills]
     for folder in (run, *elsewhere):
         found = _kept(folder / "trajectories" / name, "trajectories", played)
@@ -55,10 +59,12 @@ def panel_episodes(
             trajectories, inputs = load_trajectories(found.path), [found]
             break
     else:
-        texts = None
-        if skills is not None:
-            texts = {skill.task_id: skill.text for skill in load_skills(skills.path).values()}
-        trajectories = session.evaluate(seed, texts, progress)
+        if protocol == "reflexion":
+            trajectories = reflexion(session, seed, trials, progress)
+        else:
+            written = {} if skills is None else load_skills(skills.path)
+            texts = {skill.task_id: skill.text for skill in written.values()}
+            trajectories = session.evaluate(seed, texts, progress)
     return save_trajectories(
         run / "trajectories" / name,
         trajectories,
@@ -69,15 +75,41 @@ def panel_episodes(
     )
 
 
-def own_skills(session: Session, run: Path, trajectories: Artifact) -> Artifact:
-    """The policy's hindsight skills of a trajectories artifact, as a skills artifact beside it, by trajectory."""
-    written = {"policy": policy_digest(session.model), "of": trajectories.digest}
-    path = run / "skills" / trajectories.path.name
-    found = _kept(path, "skills", written)
+def panel_skills(session: Session, run: Path, protocol: Protocol) -> Artifact | None:
+    """The texts that a protocol has ready before the panel is played, as a skills artifact; None where it has none."""
+    if protocol == "own_skill":
+        return own_skills(session, run, panel_episodes(session, run, EARLIER_SEED))
+    path = run / "skills" / f"{_panel_name(session)}_{protocol}"
+    if protocol == "skill_prompt":
+        found = library_skills(session)
+        texts = json.dumps({id: skill.text for id, skill in sorted(found.items())})
+        return _skills(session, path, {"texts": hashlib.sha256(texts.encode()).hexdigest()}, lambda: found)
+    if protocol == "expel":
+        source = training_episodes(session, run)
+        made = {"policy": policy_digest(session.model), "of": source.digest, "panel": session.panel.sha256}
+        return _skills(session, path, made, lambda: insight_skills(session, load_trajectories(source.path)), [source])
+    return None
+
+
+def training_episodes(session: Session, run: Path) -> Artifact:
+    """The attempts at training tasks that insights are taken from, as a trajectories artifact of the run."""
+    config = session.config
+    played = _how_played(session, config.seed, "experience", None, config.group_size)
+    played |= {"split": config.env.split, "tasks": config.tasks_per_step, "temperature": config.sampler.temperature}
+    path = run / "trajectories" / f"{config.env.kind}_{config.env.split}_step{session.step}_experience"
+    found = _kept(path, "trajectories", played)
     if found is not None:
         return found
-    skills = session.write_skills(load_trajectories(trajectories.path), session.step)
-    return save_skills(path, skills, config=session.config, inputs=[trajectories], extra={"played": written})
+    extra = {"played": played, "tokenizer": tokenizer_digest(session.tokenizer)}
+    return save_trajectories(path, experience(session), config=config, seeds=[config.seed], extra=extra)
+
+
+def own_skills(session: Session, run: Path, trajectories: Artifact) -> Artifact:
+    """The policy's hindsight skills of a trajectories artifact, as a skills artifact beside it, by trajectory."""
+    made = {"policy": policy_digest(session.model), "of": trajectories.digest}
+    path = run / "skills" / trajectories.path.name
+    played = load_trajectories(trajectories.path)
+    return _skills(session, path, made, lambda: session.write_skills(played, session.step), [trajectories])
 
 
 def skills_beside(trajectories: Artifact) -> Artifact | None:
@@ -90,12 +122,12 @@ def skills_beside(trajectories: Artifact) -> Artifact | None:
 
 
 def latest_episodes(run: Path) -> Artifact:
-    """The episodes a run played last without a skill, at its lowest seed. Raises ValueError when there are none."""
+    """The panel a run played last without a skill, at its lowest seed. Raises ValueError when it has played none."""
     found = []
     for path in sorted((run / "trajectories").glob("*/manifest.json")):
         artifact = load_artifact(path.parent, "trajectories")
         played = artifact.manifest.get("played", {})
-        if not played.get("skills"):
+        if played.get("evaluation", "vanilla") == "vanilla":
             found.append((-played.get("step", 0), played.get("seed", 0), path.parent.name, artifact))
     if not found:
         raise ValueError(f"{run} has no episodes; play some first with `undertow eval`, or give --trajectories")
@@ -115,10 +147,12 @@ def _panel_name(session: Session) -> str:
     return f"{session.config.env.kind}_{session.config.eval.panel}_step{session.step}"
 
 
-def _how_played(session: Session, seed: int, skills: Artifact | None) -> dict[str, Any]:
+def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact | None, trials: int) -> dict[str, Any]:
     """All that decides what the episodes are."""
     config = session.config
     return {
+        "evaluation": evaluation,
+        "trials": trials,
         "policy": policy_digest(session.model),
         "step": session.step,
         "panel": session.panel.sha256,
@@ -132,6 +166,18 @@ def _how_played(session: Session, seed: int, skills: Artifact | None) -> dict[st
         "history": config.env.history,
         "show_admissible": config.env.show_admissible,
     }
+
+
+def _skills(
+    session: Session,
+    path: Path,
+    made: dict[str, Any],
+    write: Callable[[], Mapping[str, Skill]],
+    inputs: Sequence[Artifact] = (),
+) -> Artifact:
+    """The skills artifact at `path` if it was made in this way, else a new one."""
+    found = _kept(path, "skills", made)
+    return found or save_skills(path, write(), config=session.config, inputs=inputs, extra={"played": made})
 
 
 def _kept(path: Path, kind: str, played: dict[str, Any]) -> Artifact | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from training.config import RECIPES, Config, EnvConfig, SamplerConfig
+from training.config import RECIPES, Config, EnvConfig, SamplerConfig, SkillsConfig
 
 TINY = RECIPES["tiny-grpo"]
+Protocol = Literal["vanilla", "skill_prompt", "own_skill", "reflexion", "expel"]
 SUBJECT = "a run, a checkpoint, a model folder, or a model's name"
 
 
@@ -30,12 +31,14 @@ class Eval:
     panel: str | None = None  # split of the panel; None: the run's own
     size: int | None = None  # tasks of the panel; 0: the whole split, None: the run's own
     seeds: str = "0"  # evaluation seeds, e.g. 0,1,2
-    skills: str = "none"  # none, or own: with the policy's hindsight skill of an earlier attempt at the same task
+    protocol: Protocol = "vanilla"  # what stands in the player's prompt besides the task, see docs/methods.md
+    trials: int = 3  # attempts at a task under reflexion
     temperature: float | None = None  # None: the run's own
     device: str = "cpu"
     out: str | None = None  # folder of the results; None: the run itself, or runs/<model>
     env: EnvConfig = field(default_factory=lambda: TINY.env)
     sampler: SamplerConfig = field(default_factory=lambda: TINY.sampler)
+    skills: SkillsConfig = field(default_factory=lambda: TINY.skills)  # library and retrieval of skill_prompt
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,9 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Methods:
-    """List the methods that can be trained, with their own settings (--method-config.FIELD)."""
+    """List the methods that can be trained: paper, channel, what they need, and their settings."""
+
+    json: bool = False  # print one JSON list instead of tables
 
 
 @dataclass(frozen=True)
