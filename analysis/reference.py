@@ -63,11 +63,67 @@ PAPER_VALUES: tuple[PaperValue, ...] = (
     *_success(_PR_OPD, "main table", "alfworld", _17B, grpo=43.8, sdar=46.1, pr_opd=46.9),
     *_success(_PR_OPD, "channel ablation", "alfworld", _3B, token_opd=57.8, pr_opd_no_projector=72.7),
     *_success(_PR_OPD, "channel ablation", "alfworld", _17B, pr_opd_no_projector=36.7),
-    *_success(_SDAR, "main table", "alfworld", _3B, vanilla=21.9, grpo=75.0, grpo_opsd=81.2, sdar=84.4),
+    *_success(
+        _SDAR,
+        "main table",
+        "alfworld",
+        _3B,
+        vanilla=21.9,
+        opsd=28.1,
+        grpo=75.0,
+        skill_grpo=60.2,
+        grpo_opsd=81.2,
+        skill_sd=73.4,
+        rlsd=79.7,
+        sdar=84.4,
+    ),
     *_success(_SDAR, "main table", "alfworld", _7B, vanilla=12.5, grpo=81.2, grpo_opsd=80.4, sdar=85.9),
-    *_success(_SDAR, "main table", "alfworld", _17B, vanilla=12.5, grpo=46.1, grpo_opsd=32.0, sdar=53.9),
+    *_success(
+        _SDAR,
+        "main table",
+        "alfworld",
+        _17B,
+        vanilla=12.5,
+        opsd=14.1,
+        grpo=46.1,
+        skill_grpo=21.1,
+        grpo_opsd=32.0,
+        skill_sd=52.3,
+        rlsd=42.2,
+        sdar=53.9,
+    ),
+    *_success(
+        _SDAR, "gate ablation (read from a figure)", "alfworld", _3B, sdar_gap=84, sdar_soft_or=80, sdar_entropy=76
+    ),
+    *_success(
+        _SDAR,
+        "retrieval ablation",
+        "alfworld",
+        _7B,
+        sdar_ucb=86.8,
+        sdar_keyword=85.9,
+        sdar_full=83.2,
+        sdar_random=83.1,
+        sdar_none=81.2,
+    ),
     *_success(_PCSD, "main table", "alfworld", _3B, pcsd=90.6),
     *_success(_PCSD, "main table", "alfworld", _17B, pcsd=59.4),
+    *_success(
+        _PCSD, "component ablation", "alfworld", _3B, pcsd_no_adaptive=82.8, pcsd_no_trend=83.6, pcsd_no_decay=85.1
+    ),
+    *_success(
+        _PCSD,
+        "lambda ablation",
+        "alfworld",
+        _3B,
+        **{"pcsd_lambda_0": 75.0, "pcsd_lambda_0.005": 87.5, "pcsd_lambda_0.01": 90.6, "pcsd_lambda_0.05": 83.6},
+    ),
+    # Warm-up: <steps of Stage I>_<steps after it>; gain over GRPO continued from the same checkpoint, paired, mean of
+    # six evaluation seeds.
+    *(
+        PaperValue(f"gain/webshop/pr_opd_{steps}", _17B, gain / 100, gain / 100, f"{_PR_OPD}, warm-up")
+        for steps, gain in (("100_30", 3.15), ("120_30", 9.62), ("120_10", 8.22), ("140_10", 3.63))
+    ),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import optimize, stats
 from statsmodels.stats.proportion import proportion_confint, samplesize_proportions_2indep_onetail
 
 LEVEL = 0.95
@@ -143,6 +143,30 @@ def paired_difference(a: pd.Series, b: pd.Series, rng: np.random.Generator) -> P
     )
 
 
+def crossed_bootstrap(differences: np.ndarray, rng: np.random.Generator) -> Interval:
+    """Mean of paired differences on a grid of training seeds and tasks, resampling both, each as a whole.
+
+    Args: differences [seeds, tasks], NaN where a pair is missing. Returns: the mean over the pairs there are, with a
+    percentile interval; `n` counts tasks. One seed: its tasks alone are resampled. A few seeds understate how much
+    seeds vary.
+    """
+    grid = np.asarray(differences, dtype=np.float64)
+    there = (~np.isnan(grid)).astype(np.float64)
+    seeds, tasks = grid.shape
+    method = f"percentile bootstrap over {'seeds and ' if seeds > 1 else ''}tasks, {RESAMPLES} resamples"
+    if not there.any():
+        return Interval(np.nan, np.nan, np.nan, 0, method)
+    values, estimate = np.nan_to_num(grid), float(np.nanmean(grid))
+    if tasks < 2:
+        return Interval(estimate, np.nan, np.nan, tasks, method)
+    by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES).astype(np.float64)
+    by_task = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=RESAMPLES).astype(np.float64)
+    count = ((by_seed @ there) * by_task).sum(axis=1)
+    means = ((by_seed @ values) * by_task).sum(axis=1)[count > 0] / count[count > 0]
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(estimate, float(low), float(high), tasks, method)
+
+
 def episodes_per_arm(rate_a: float, rate_b: float, power: float = 0.8) -> float:
     """Independent episodes per arm that detect rate_a against rate_b at two-sided 5 % with the given power.
 
@@ -152,6 +176,20 @@ def episodes_per_arm(rate_a: float, rate_b: float, power: float = 0.8) -> float:
     if rate_a == rate_b:
         return float("inf")
     return float(samplesize_proportions_2indep_onetail(rate_b - rate_a, rate_a, power, alpha=1 - LEVEL))
+
+
+def detectable_difference(rate: float, episodes: int, power: float = 0.8) -> float:
+    """The smallest difference from `rate` that `episodes` independent ones an arm detect, as in episodes_per_arm.
+
+    Returns: a share in (0, 1], of the direction in which less is enough; NaN when no difference is large enough.
+    """
+    found = []
+    for room in (1 - rate, -rate):
+        ends = np.sign(room) * 1e-6, room
+        if room and episodes_per_arm(rate, rate + room, power) <= episodes:
+            root = optimize.brentq(lambda d: episodes_per_arm(rate, rate + d, power) - episodes, *ends)
+            found.append(abs(float(root)))
+    return min(found, default=np.nan)
 
 
 def expected_distinct(draws: int, population: int) -> float:

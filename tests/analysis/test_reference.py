@@ -19,6 +19,17 @@ def test_against_the_collected_tables(shared):
         elif value.quantity.startswith("success/webshop"):
             names = {"student": "student", "own_skill": "teacher", "alignment": "aligned_student"}
             expected = pr_opd["fig1c_webshop_success"][names[rest[1]]] / 100
+        elif kind == "gain":
+            expected = pr_opd["warmup_webshop_1.7b"]["paired_gain_over_grpo"][_slash(rest[1])]["acc"] / 100
+        elif "gate ablation" in value.source:
+            expected = tables["sdar_gate_3b_alfworld"][rest[1].removeprefix("sdar_")] / 100
+        elif "retrieval ablation" in value.source:
+            name = {"none": "none_grpo"}.get(rest[1].removeprefix("sdar_"), rest[1].removeprefix("sdar_"))
+            expected = tables["sdar_retrieval_7b"][name][0] / 100
+        elif "component ablation" in value.source:
+            expected = tables["pcsd"]["components_3b_alfworld"][rest[1].removeprefix("pcsd_")] / 100
+        elif "lambda ablation" in value.source:
+            expected = tables["pcsd"]["lambda_3b_alfworld"][rest[1].removeprefix("pcsd_lambda_")] / 100
         elif kind == "success" and value.source.startswith("SDAR"):
             expected = tables["sdar_main"]["models"][value.model][rest[1]]["alfworld"]["all"] / 100
         elif kind == "success" and value.source.startswith("PCSD"):
@@ -38,6 +49,11 @@ def test_against_the_collected_tables(shared):
         assert value.low == pytest.approx(expected)
         checked += 1
     assert checked == len(PAPER_VALUES) - 1
+
+
+def _slash(steps: str) -> str:
+    """100_30 -> 100/30"""
+    return steps.replace("pr_opd_", "").replace("_", "/")
 
 
 def test_unknown_prefix_is_refused():

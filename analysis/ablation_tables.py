@@ -1,0 +1,286 @@
+"""Tables of a matched ablation, from the folders that analysis.ablation lets the commands fill.
+
+success, types      each arm's last weights, all evaluations           differences   paired, against the base arm
+evaluations         final, best, mean of the last three, apart         cost          tokens, FLOPs, seconds
+curves, equal       success along training, at equal steps / compute   signals       losses, weights, gaps, states
+power               what so many episodes cannot show                  paper, notes  published values; what to mind
+starred             with a library's skills in the prompt
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.compute import COUNTED, cost_table, curve_frame, equal_table, parameters
+from analysis.frames import episode_frame, metrics_frame, played
+from analysis.reference import PAPER_VALUES
+from analysis.tables import save_tables, success_table
+from diagnostics.artifact import MANIFEST, Artifact, load_artifact
+
+NAME = "ablation"
+STARRED = "_skill_prompt"  # how evaluations with a library's skills are named
+SIGNALS = ("loss/", "weight/", "gap/", "states/", "distill/")  # of metrics.jsonl
+_SEED = 0  # of every bootstrap
+
+
+def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
+    """All tables of an ablation that can be made yet, as a table artifact under <folder>/tables; and their inputs.
+
+    Raises: ValueError when no arm has been evaluated.
+    """
+    plan = json.loads((folder / "ablation.json").read_text(encoding="utf-8"))
+    episodes, inputs = _episodes(folder, plan)
+    if episodes.empty:
+        raise ValueError(f"no arm of {folder} has been evaluated yet; the folder logs/ in it says how far it came")
+    arms = [arm for arm in plan["arms"] if arm["arm"] in set(episodes["arm"])]
+    tables = {"success": success_by_arm(episodes, arms)}
+    types = success_table(episodes, by=("arm",))
+    tables["types"] = types[types["type"] != "all"]
+    tables["differences"] = difference_table(episodes, [(arm["base"], arm["arm"]) for arm in arms])
+    logs = {(arm, seed): metrics_frame(run) for arm, seed, run in _runs(folder, arms, plan["seeds"])}
+    sizes = {(arm, seed): _parameters(run) for arm, seed, run in _runs(folder, arms, plan["seeds"])}
+    tables["evaluations"] = evaluation_table(logs)
+    curves = curve_frame(logs, sizes)
+    tables |= {"cost": cost_table(curves, arms), "equal": equal_table(curves, arms)}
+    tables |= {"power": power_table(tables["success"], tables["differences"]), "curves": curves}
+    starred, with_skills = _episodes(folder, plan, STARRED)
+    if not starred.empty:
+        tables["starred"] = _starred(episodes, starred)
+    tables |= {"signals": signal_table(logs), "paper": paper_table(plan)}
+    tables["notes"] = pd.DataFrame({"note": _notes(plan, tables)})
+    tables = {name: table for name, table in tables.items() if not table.empty}
+    inputs += with_skills
+    save_tables(folder / "tables" / NAME, tables, inputs)
+    return tables, inputs
+
+
+def success_by_arm(episodes: pd.DataFrame, arms: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Success of each arm over all training and evaluation seeds.
+
+    Columns: arm, method, steps (of Stage I and its own), success, low, high (as named in `interval`: Wilson, or a
+    bootstrap by task where tasks were played more than once), wilson_low, wilson_high (as if all episodes were
+    independent), lowest_seed, highest_seed (success of single training seeds), n_training_seeds, n_episodes, n_tasks,
+    n_errors, invalid_share, turns, interval.
+    """
+    table = success_table(episodes, by=("arm",))
+    table = table[table["type"] == "all"].set_index("arm")
+    rows = []
+    for arm in arms:
+        row, mine = table.loc[arm["arm"]], played(episodes[episodes["arm"] == arm["arm"]])
+        pooled = stats.wilson(int(mine["success"].sum()), len(mine))
+        seeds = mine.groupby("training_seed")["success"].mean()
+        rows.append(
+            {
+                "arm": arm["arm"],
+                "method": arm["method"],
+                "steps": arm["start"] + arm["steps"],
+                **row[["success", "low", "high"]],
+                "wilson_low": pooled.low,
+                "wilson_high": pooled.high,
+                "lowest_seed": seeds.min(),
+                "highest_seed": seeds.max(),
+                "n_training_seeds": len(seeds),
+                **row[["n_episodes", "n_tasks", "n_errors", "invalid_share", "turns", "interval"]],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def difference_table(episodes: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """Paired difference of arm minus base on the tasks, training seeds and evaluation seeds that both have.
+
+    `low` and `high` resample training seeds and tasks; `p` is the exact sign test over tasks (means over seeds), which
+    is exact McNemar where each task was played once. Columns: base, arm, the fields of stats.PairedDifference,
+    seeds_better (training seeds in which the arm is ahead), n_training_seeds, interval.
+    """
+    done = played(episodes)
+    rows = []
+    for base, arm in pairs:
+        wide = [_grid(done[done["arm"] == name]) for name in (base, arm)]
+        both = wide[0].index.intersection(wide[1].index)
+        if base == arm or both.empty:
+            continue
+        a, b = (grid.loc[both] for grid in wide)
+        before, after = (grid.groupby(level="task").mean() for grid in (a, b))
+        result = stats.paired_difference(before, after, _rng())
+        grid = (b - a).groupby(level=["training_seed", "task"]).mean().unstack("task")
+        interval = stats.crossed_bootstrap(grid.to_numpy(), _rng())
+        row = {**asdict(result), "difference": interval.estimate, "low": interval.low, "high": interval.high}
+        better = int((grid.mean(axis=1) > 0).sum())
+        row |= {"seeds_better": better, "n_training_seeds": len(grid), "interval": interval.method}
+        rows.append({"base": base, "arm": arm, **row})
+    return pd.DataFrame(rows)
+
+
+def evaluation_table(logs: Mapping[tuple[str, int], pd.DataFrame]) -> pd.DataFrame:
+    """The evaluations along training (one seed of evaluation), by arm and training seed, and their mean.
+
+    The best of a curve is no result (case B72), so final, best and mean_last_3 stand apart; the shared weights before
+    the first step are in none of them. Columns: arm, training_seed ("mean": over them), final, best, best_step,
+    mean_last_3, n_last (how many there are, at most 3).
+    """
+    rows = []
+    for (arm, seed), log in logs.items():
+        found = log[(log["metric"] == "eval/success") & (log["step"] > 0)].set_index("step")["value"].sort_index()
+        if len(found):
+            row = {"final": found.iloc[-1], "best": found.max(), "best_step": found.idxmax()}
+            row |= {"mean_last_3": found.iloc[-3:].mean(), "n_last": min(len(found), 3)}
+            rows.append({"arm": arm, "training_seed": str(seed), **row})
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    means = table.groupby("arm", sort=False)[["final", "best", "best_step", "mean_last_3", "n_last"]].mean()
+    return pd.concat([table, means.reset_index().assign(training_seed="mean")], ignore_index=True)
+
+
+def power_table(success: pd.DataFrame, differences: pd.DataFrame) -> pd.DataFrame:
+    """What the episodes of two arms can and cannot show, at two-sided 5 % with 80 % power.
+
+    Columns: base, arm, rate (of the base), n_episodes (of the smaller arm), detectable (smallest difference, were all
+    episodes independent), difference (observed), episodes_needed (an arm, for a difference of that size). Pairing and
+    shared tasks move the limit a little; repeated play of one task by one policy adds less than new tasks would.
+    """
+    rows = []
+    counts = success.set_index("arm")["n_episodes"]
+    for row in differences.itertuples():
+        n = int(min(counts[row.base], counts[row.arm]))
+        needed = stats.episodes_per_arm(row.a, row.b)
+        rows.append(
+            {
+                "base": row.base,
+                "arm": row.arm,
+                "rate": row.a,
+                "n_episodes": n,
+                "detectable": stats.detectable_difference(row.a, n),
+                "difference": row.difference,
+                "episodes_needed": math.ceil(needed) if math.isfinite(needed) else np.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def power_note(rate: float, episodes: int, difference: float) -> str:
+    """In a sentence: what so many episodes an arm cannot show, and what the observed difference would need."""
+    limit, needed = stats.detectable_difference(rate, episodes), stats.episodes_per_arm(rate, rate + difference)
+    limits = f"less than {100 * limit:.1f} points" if limit == limit else "any difference"
+    text = f"{episodes} episodes an arm cannot show {limits} from {100 * rate:.1f} % (two-sided 5 %, power 80 %)"
+    if math.isfinite(needed):
+        text += f"; {100 * abs(difference):.1f} points need {math.ceil(needed):,} episodes an arm"
+    return f"{text}."
+
+
+def signal_table(logs: Mapping[tuple[str, int], pd.DataFrame]) -> pd.DataFrame:
+    """What was logged while training, step by step: arm, metric, step, value (mean over training seeds), lowest,
+    highest, n_training_seeds; losses, weights, gaps, states and what was distilled."""
+    named = [log.assign(arm=arm) for (arm, _), log in logs.items()]
+    log = pd.concat(named) if named else pd.DataFrame(columns=["arm", "metric", "step", "value"])
+    log = log[log["metric"].str.startswith(SIGNALS) & (log["step"] > 0)]
+    grouped = log.groupby(["arm", "metric", "step"], sort=False)["value"]
+    columns = {"value": "mean", "lowest": "min", "highest": "max", "n_training_seeds": "count"}
+    return grouped.agg(**columns).reset_index()  # type: ignore[call-overload, no-any-return]
+
+
+def signal_ends(signals: pd.DataFrame) -> pd.DataFrame:
+    """First, last and mean value of every signal: arm, metric, first, last, mean."""
+    grouped = signals.sort_values("step").groupby(["arm", "metric"], sort=False)["value"]
+    return grouped.agg(first="first", last="last", mean="mean").reset_index()
+
+
+def paper_table(plan: Mapping[str, Any]) -> pd.DataFrame:
+    """Published values that the study's arms name: arm and the fields of reference.PaperValue."""
+    rows = []
+    for arm in plan["arms"]:
+        found = [asdict(value) for value in PAPER_VALUES if arm["paper"] and value.quantity == arm["paper"]]
+        rows += [{"arm": arm["arm"], **value} for value in found if value["source"].startswith(plan["paper"])]
+    return pd.DataFrame(rows)
+
+
+def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The tables that are printed at the end, with the columns that matter."""
+    success = ["arm", "success", "low", "high", "n_episodes", "n_tasks", "n_training_seeds"]
+    chosen = {"success of the last weights": tables["success"][success]}
+    if "differences" in tables:
+        columns = ["base", "arm", "difference", "low", "high", "p", "seeds_better", "n_training_seeds"]
+        chosen["paired differences"] = tables["differences"][columns]
+    if "evaluations" in tables:
+        means = tables["evaluations"]
+        chosen["evaluations along training"] = means[means["training_seed"] == "mean"].drop(columns="training_seed")
+    if "starred" in tables:
+        chosen["with a library's skills in the prompt"] = tables["starred"]
+    columns = ["arm", "flops", "flops_over_base", "seconds", "seconds_over_base", "tokens_rollout", "tokens_read"]
+    return chosen | {"cost of the arm's training": tables["cost"][columns]}
+
+
+def _starred(plain: pd.DataFrame, starred: pd.DataFrame) -> pd.DataFrame:
+    """Success with skills in the prompt, and its paired difference to the same weights without."""
+    found = pd.concat([plain, starred.assign(arm=starred["arm"] + "*")])
+    names = list(dict.fromkeys(starred["arm"]))
+    table = difference_table(found, [(name, f"{name}*") for name in names])
+    columns = {"b": "success", "a": "without", "difference": "difference", "low": "low", "high": "high", "p": "p"}
+    return table[["arm", *columns]].rename(columns=columns)
+
+
+def _notes(plan: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    notes = [plan["about"]] if plan["about"] else []
+    seeds = int(tables["success"]["n_training_seeds"].max())
+    if seeds == 1:
+        notes.append("One training seed: the intervals cover evaluation (tasks and evaluation seeds), not training.")
+    else:
+        notes.append(
+            f"{seeds} training seeds: their spread is only roughly known, intervals over seeds are too narrow."
+        )
+    if not tables["power"].empty:
+        row = tables["power"].iloc[tables["power"]["difference"].abs().argmax()]
+        largest = f"Largest difference ({row['arm']} against {row['base']}): "
+        notes.append(largest + power_note(row["rate"], int(row["n_episodes"]), row["difference"]))
+    if not tables["paper"].empty:
+        notes.append("Published values were measured on other models and environments, with one evaluation each.")
+    return [*notes, COUNTED]
+
+
+def _grid(episodes: pd.DataFrame) -> pd.Series:
+    """Success by training seed, evaluation seed and task."""
+    keys = ["training_seed", "seed", "task"]
+    return episodes.astype({"success": float}).groupby(keys)["success"].mean()
+
+
+def _episodes(folder: Path, plan: Mapping[str, Any], suffix: str = "") -> tuple[pd.DataFrame, list[Artifact]]:
+    """The episodes of the arms' last weights, with the columns arm and training_seed; and where they came from."""
+    frames, inputs = [], []
+    for arm in plan["arms"]:
+        for name, seed, run in _runs(folder, [arm], plan["seeds"]):
+            config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+            panel = f"{config['env']['kind']}_{config['eval']['panel']}_step{arm['start'] + arm['steps']}"
+            for eval_seed in plan["eval_seeds"]:
+                path = run / "trajectories" / f"{panel}_seed{eval_seed}{suffix}"
+                if (path / MANIFEST).is_file():
+                    inputs.append(load_artifact(path, "trajectories"))
+                    frames.append(episode_frame(inputs[-1], arm=name).assign(training_seed=seed))
+    return (pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()), inputs
+
+
+def _runs(folder: Path, arms: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Iterator[tuple[str, int, Path]]:
+    """Arm, training seed and folder of every run that was begun."""
+    for arm in arms:
+        for seed in seeds:
+            run = folder / f"seed{seed}" / arm["arm"]
+            if (run / "metrics.jsonl").is_file() and (run / "config.json").is_file():
+                yield arm["arm"], seed, run
+
+
+def _parameters(run: Path) -> float:
+    checkpoints = sorted((run / "checkpoints").glob(f"*/{MANIFEST}"))
+    return parameters(checkpoints[0].parent) if checkpoints else np.nan
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(_SEED)
