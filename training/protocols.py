@@ -21,6 +21,8 @@ from training.envs.panels import disjoint
 from training.rollout import Start
 from training.session import Session
 from training.skills.insights import retrieve_insights, write_insights
+from training.skills.library import load_library
+from training.skills.retrieval import Retriever
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,6 @@ def library_skills(session: Session) -> dict[str, Skill]:
     Source: SDAR's SkillPrompt rows. A task without a skill is left out, and so is one whose skill is over the budget:
     it is played without (never cut), and the log says how many there are.
     """
-    from training.skills.library import load_library
-    from training.skills.retrieval import Retriever
-
     given = session.config.skills
     library = load_library(given.library or session.config.env.kind)
     retriever = Retriever(library, given.retrieval, session.config.seed, given.ucb_c)
