@@ -41,6 +41,14 @@ def group_advantages(returns: Float[Tensor, "N"], groups: Int[Tensor, "N"]) -> F
     return advantages.to(returns.dtype)
 
 
+def centred_returns(returns: Float[Tensor, "N"], groups: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Return minus the mean return of its group, without a deviation. Source: OPID. Args: as group_advantages."""
+    centred = returns.double().clone()
+    for group in groups.unique():
+        centred[groups == group] -= centred[groups == group].mean()
+    return centred.to(returns.dtype)
+
+
 def dead_group_share(returns: Float[Tensor, "N"], groups: Int[Tensor, "N"]) -> float:
     """Share of the groups, among those of two or more rows, whose returns are all equal: they teach nothing (case B19).
 
@@ -59,8 +67,10 @@ def teacher_gap(
     gap = q - b inside the mask, 0 outside, whatever stands there
     Source: RLSD, SOD, OPID (the released code of each takes the start-of-step policy for b).
     Args: old, b; teacher, q: nats; mask, tokens with a teacher context. Returns: [M] nats, no gradient.
-    Raises: ValueError when b or q was not read.
+    Raises: ValueError when b or q was not read, though there are such tokens.
     """
+    if not mask.any():
+        return torch.zeros(len(mask), device=mask.device)
     if old is None or teacher is None:
         missing = "old_logprobs" if old is None else "teacher_logprobs"
         raise ValueError(f"the advantage needs {missing}, which the step did not read; check the method's needs")

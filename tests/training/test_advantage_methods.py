@@ -333,6 +333,8 @@ def test_b21_without_any_teacher_context_the_advantage_is_the_rewards(module: An
     batch, pair = handed_over(replace(random_tokens(), distilled=none, step_distilled=none))
     expected = batch.centred if module is opid else batch.advantages
     assert torch.equal(module.METHOD.advantage(batch, pair, config, 0), expected)
+    unread = replace(batch, step_teacher_logprobs=None, step_distilled=None), replace(pair, teacher_logprobs=None)
+    assert torch.equal(module.METHOD.advantage(*unread, config, 0), expected)  # every skill failed to parse
 
 
 @every_method

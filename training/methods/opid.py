@@ -36,11 +36,13 @@ def needs(config: OpidConfig, step: int) -> Needs:
 
 def advantage(batch: Batch, pair: PairedPass, config: OpidConfig, step: int) -> Tensor:
     """Centred returns plus the gap of each teacher where it has a context."""
+    if batch.centred is None:
+        raise ValueError("opid needs the centred returns, which the batch does not hold")
     total = batch.centred
     if config.episode_coefficient:
         gap = teacher_gap(batch.old_logprobs, pair.teacher_logprobs, batch.distilled)
         total = total + config.episode_coefficient * gap
-    if needs(config, step).step_skill:
+    if needs(config, step).step_skill and batch.step_distilled is not None:  # None: no turn has a skill of its own
         gap = teacher_gap(batch.old_logprobs, batch.step_teacher_logprobs, batch.step_distilled)
         total = total + config.step_coefficient * gap
     return total
