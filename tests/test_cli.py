@@ -18,6 +18,7 @@ from tests.diagnostics.tiny import chat_tokenizer, tiny_model
 from training import doctor
 from training.arguments import parse_config, plain_config
 from training.config import RECIPES, Config
+from training.method import available_methods
 from training.models import load
 from training.options import Train
 from training.settings import FREE, from_document, put, read_config, refuse_changes, suggestion
@@ -246,7 +247,67 @@ def test_the_traceback_is_there_when_asked_for(say: Say, monkeypatch: pytest.Mon
 
 def test_methods_are_listed(say: Say) -> None:
     code, printed, _ = say("methods")
-    assert code == 0 and "PR-OPD" in printed and "projector_lr=" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    assert code == 0 and ["pr_opd", "projector_lr", "float", "0.0001", "paper"] in rows
+    assert ["rlsd", "advantage", "retrieved", "rollout", "log-probs", "0", "RLSD", "(arXiv", "2604.03128)"] in rows
+    code, printed, _ = say("methods", "--json")
+    described = {method["name"]: method for method in json.loads(printed)}
+    assert code == 0 and list(described) == available_methods()
+    assert described["pr_opd"]["step"] == 100 and described["pr_opd"]["needs"]["states"] == "before"
+    assert described["oprd"]["needs"]["states"] == "at" and described["skillrl"]["needs"]["grow"]["threshold"] == 0.4
+    settings = [setting for method in described.values() for setting in method["config"]]
+    assert len(settings) > 50 and {setting["source"] for setting in settings} == {"paper", "code", "ours"}
+
+
+@pytest.fixture
+def own_method(tmp_path: Path) -> Path:
+    """A method of one's own, with a setting and a trace of having been run."""
+    path = tmp_path / "halved.py"
+    path.write_text(OWN_METHOD)
+    return path
+
+
+OWN_METHOD = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.method import Method, Needs, setting
+
+
+@dataclass(frozen=True)
+class HalvedConfig:
+    factor: float = setting(0.5, "ours")
+
+
+METHOD = Method(
+    "halved", "nobody's", "advantage", HalvedConfig, lambda config, step: Needs(),
+    advantage=lambda batch, pair, config, step: batch.advantages * config.factor,
+)
+Path(__file__).with_suffix(".run").touch()
+"""
+
+
+def test_a_method_file_of_ones_own(own_method: Path) -> None:
+    found = config("--method", str(own_method), "--method-config.factor", "0.25")
+    assert found.method == str(own_method) and found.method_config.factor == 0.25
+    again = from_document(Config(), asdict(found), "config.json")  # its own class is known now
+    assert again.method_config == found.method_config and type(again.method_config) is type(found.method_config)
+    with pytest.raises(ValueError, match="unknown key 'method_config.facto'.*factor"):
+        put(found, {"method_config": {"facto": 1.0}}, "here")
+
+
+def test_a_method_file_is_run_only_when_the_command_line_names_it(own_method: Path, tmp_path: Path) -> None:
+    document = {**asdict(Config(recipe="x", steps=7)), "method": str(own_method), "method_config": {"factor": 0.25}}
+    found = from_document(Config(), document, "config.json")  # what eval and diagnose do with a run
+    assert (found.method, found.method_config, found.steps) == (str(own_method), None, 7)
+    write_json(tmp_path / "config.json", document)
+    with pytest.raises(ValueError, match="only when the command line names it"):
+        config("--config", str(tmp_path / "config.json"))
+    assert not own_method.with_suffix(".run").exists()
+    given = config("--config", str(tmp_path / "config.json"), "--method", str(own_method))
+    assert own_method.with_suffix(".run").exists() and given.method_config.factor == 0.25
 
 
 # --- models

@@ -13,7 +13,7 @@ from training.skills.schema import Library, Rule, given_away
 TITLE = "Learnt from a failed attempt"
 PREFIX = "grown_"  # of the ids of grown skills
 
-_NUMBERED = re.compile(r"\b([A-Za-z]+) \d+\b")
+_NUMBER = re.compile(r" \d+\b")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def grow(
 ) -> Library:
     """The library with at most `per_step` new skills, each in the section of its task type.
 
-    A number behind a word goes ("mug 2" -> "mug"): a retrieved skill is about every task. What still names a product
-    or an answer, or says what the section says already, is passed over.
+    The number of a thing of a game goes ("mug 2" -> "mug"): a retrieved skill holds for every task. What still names
+    a product or an answer, or says what the section says already, is passed over.
     Source: SkillRL, whose skills an external model writes; here the policy does.
     Args: failed, in the order of `failures`; written, trajectory id -> hindsight skill; step, part of the new ids.
     Returns: a new library, or the same one when nothing was added. A task type without a section gets one.
@@ -59,20 +59,30 @@ def grow(
     for trajectory in failed:
         if added == growth.per_step:
             break
-        if trajectory.id not in written:
+        text = _general(written[trajectory.id].text) if trajectory.id in written else None
+        if text is None:
             continue
-        text = _NUMBERED.sub(r"\1", written[trajectory.id].text)
         grown = _with(library, trajectory.task_type, Rule(f"{PREFIX}{step}_{added}", TITLE, text), growth.keep)
         if grown is not None:
             library, added = grown, added + 1
     return library
 
 
+def _general(text: str) -> str | None:
+    """The text without numbers of things; None where something else of a single task would be left."""
+    while leak := given_away(text):
+        plain = _NUMBER.sub("", leak)
+        if plain == leak:
+            return None
+        text = text.replace(leak, plain)
+    return text
+
+
 def _with(library: Library, task_type: str, rule: Rule, keep: int) -> Library | None:
     name = library.section(task_type) or task_type
     rules = library.sections.get(name, ())
     said = {known.principle.lower() for known in (*library.general, *rules)}
-    if rule.principle.lower() in said or given_away(rule.principle):
+    if rule.principle.lower() in said:
         return None
     grown = [known for known in (*rules, rule) if known.skill_id.startswith(PREFIX)]
     kept = [known for known in rules if not known.skill_id.startswith(PREFIX)]
