@@ -255,6 +255,15 @@ def test_own_skills_stand_in_the_players_prompt(place: Path, say: Say) -> None:
     assert "another --out" in refused(say("eval", place / "reader", "--out", "runs/player", *words))
 
 
+def test_a_policy_is_helped_in_other_ways(place: Path, say: Say) -> None:
+    words = ("eval", place / "player", "--env.data", place / "games", "--size", 2, *SHORT)
+    code, printed, _ = say(*words, "--protocol", "reflexion", "--trials", 2)
+    assert code == 0 and "reflexion" in printed and "won so far" in printed
+    played = load_trajectories("runs/player/trajectories/household_valid_seen_step0_seed0_reflexion")
+    assert [(t.attempt, t.skill is None) for t in played] == [(0, True), (1, False)] * 2
+    assert "training split and in the panel" in refused(say(*words, "--protocol", "expel", "--panel", "train"))
+
+
 def test_any_model_reads_any_episodes(place: Path, say: Say) -> None:
     words = ("--env.data", place / "games", "--size", 3, *SHORT)
     assert say("eval", place / "player", *words)[0] == 0
