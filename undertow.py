@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from training import options
 from training.options import TINY, Build, Data, Diagnose, Doctor, Eval, Figures, Methods, Report, Reproduce, Train
 
 
@@ -27,10 +29,10 @@ def train(words: Sequence[str]) -> int:
 
 
 def evaluate(words: Sequence[str]) -> int:
-    from training.arguments import parse
+    from training.arguments import numbers, parse
 
     given = parse(Eval(), words, "undertow eval")
-    seeds = [_number(seed, "--seeds") for seed in given.seeds.split(",")]
+    seeds = numbers(given.seeds, "--seeds")
     if given.trials < 1:
         raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
     from training.subject import find_subject, keep_config
@@ -126,9 +128,10 @@ def diagnose(words: Sequence[str]) -> int:
 
 def figures(words: Sequence[str]) -> int:
     folder = _folder(Figures(), words, "undertow figures")
-    from analysis.invisible_advantage import tabulate
+    from analysis import ablation_tables, invisible_advantage
 
-    _draw(folder, *tabulate(folder))
+    study = ablation_tables if (folder / ablation_tables.PLAN).is_file() else invisible_advantage
+    _draw(folder, *study.tabulate(folder))
     return 0
 
 
@@ -141,9 +144,9 @@ def report(words: Sequence[str]) -> int:
 
 
 def data(words: Sequence[str]) -> int:
-    from training.arguments import parse
+    from training.arguments import data_words, parse
 
-    given = parse(Data(), _data_words(words), "undertow data")
+    given = parse(Data(), data_words(words), "undertow data")
     kind = given.generate or given.kind
     sizes = {name: getattr(given, name) for name in ("train", "valid_seen", "valid_unseen")}
     sizes = {name: count for name, count in sizes.items() if count is not None}
@@ -203,21 +206,10 @@ def methods(words: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(described, indent=1))
         return 0
-    import pandas as pd
+    from analysis.plain import method_tables, print_table
 
-    from analysis.plain import print_table
-
-    needs = [method["needs"] for method in described]
-    table = pd.DataFrame(described)[["name", "channel"]].assign(
-        skill=[need["skill"] for need in needs],
-        reader=["the player" if need["seen_by"] == "student" else need["teacher"] for need in needs],
-        reads=[" + ".join(_reads(need)) or "nothing" for need in needs],
-        step=[method["step"] for method in described],
-        paper=[method["paper"] for method in described],
-    )
+    table, settings = method_tables(described)
     print_table(table, "methods: --method NAME, or --method FILE.py; what the first distilling step needs")
-    settings = pd.DataFrame([{"method": method["name"], **own} for method in described for own in method["config"]])
-    settings["default"] = [json.dumps(value) for value in settings["default"]]
     print_table(settings, "settings: --method-config.NAME, and where each default comes from")
     return 0
 
@@ -257,6 +249,31 @@ def reproduce(words: Sequence[str]) -> int:
     return code
 
 
+def ablate(words: Sequence[str]) -> int:
+    from training.arguments import check_training, numbers, parse
+    from training.settings import suggestion
+
+    given = parse(options.Ablate(), words, "undertow ablate")
+    from analysis.ablation import PRESETS, ablate_study
+    from analysis.ablation_tables import has_results, summary, tabulate
+    from analysis.arms import find_study
+    from analysis.plain import print_table
+
+    if given.recipe not in PRESETS:
+        raise ValueError(f"there is no recipe {given.recipe!r} of ablations; {suggestion(given.recipe, PRESETS)}")
+    study, sizes = find_study(str(given.target)), PRESETS[given.recipe]
+    seeds = None if given.seeds is None else numbers(given.seeds, "--seeds")
+    folder = Path(given.out or f"runs/{study.name}-{given.recipe}")
+    check = partial(check_training, Train(), given.method)
+    code = ablate_study(folder, study, sizes, seeds, starred=given.starred, check=check)
+    if code != 130 and has_results(folder):
+        tables, inputs = tabulate(folder)
+        for title, table in summary(tables).items():
+            print_table(table, title)
+        _draw(folder, tables, inputs)
+    return code
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or continue a run"),
     "eval": (evaluate, "success on a fixed panel, by task type, with intervals"),
@@ -264,6 +281,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "figures": (figures, "draw the figures of a run or a study"),
     "report": (report, "one HTML page of a run or a study"),
     "reproduce": (reproduce, "a whole study, e.g. invisible-advantage"),
+    "ablate": (ablate, "compare methods that start from the same checkpoint, e.g. channels"),
     "data": (data, "bring ALFWorld's games into place, or generate new ones"),
     "build": (build, "build the tiny policy from expert play"),
     "methods": (methods, "the methods that can be trained"),
@@ -298,25 +316,21 @@ def main() -> int:
 
 
 def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> None:
-    """Figure 1 where there are change rates, and the report of whatever there is."""
+    """The figure that the tables are for, and the report of whatever there is."""
     from analysis.report import report_run
-    from figures import fig_invisible_advantage
+    from figures import fig_ablation, fig_invisible_advantage
 
-    if "changes" in tables:
-        digests = {str(artifact.path): artifact.digest for artifact in inputs}
+    digests = {str(artifact.path): artifact.digest for artifact in inputs}
+    if "success" in tables:
+        saved = fig_ablation.write(folder / "figures", digests, tables)
+        print(f"\nfigure: {saved.png}")
+    elif "changes" in tables:
         drawn = (tables["changes"], tables["thresholds"], tables.get("curves"))
         saved = fig_invisible_advantage.write(folder / "figures", digests, *drawn)
         print(f"\nfigure: {saved.png}")
     else:
         print("there are no change rates yet, which figure 1 needs: `undertow diagnose`", file=sys.stderr)
     print(f"report: {report_run(folder)}")
-
-
-def _reads(need: Mapping[str, Any]) -> list[str]:
-    """What a method reads of the pair, in words."""
-    reads = ["log-probs"] if need["teacher_logprobs"] else []
-    reads += [need["divergence"]] if need["divergence"] != "none" else []
-    return reads + ([f"states {need['states']} tokens"] if need["states"] != "none" else [])
 
 
 def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:
@@ -326,22 +340,6 @@ def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Pa
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give a run or a study")
     return folder
-
-
-def _data_words(words: Sequence[str]) -> list[str]:
-    """`data alfworld` is short for --kind alfworld; --generate alone means household games."""
-    out: list[str] = []
-    for index, word in enumerate(words):
-        out += ["--kind", word] if index == 0 and not word.startswith("-") else [word]
-        if word == "--generate" and (index + 1 == len(words) or words[index + 1].startswith("-")):
-            out.append("household")
-    return out
-
-
-def _number(text: str, name: str) -> int:
-    if not text.strip().isdigit():
-        raise ValueError(f"{name} has {text!r}, expected whole numbers with commas between them, e.g. 0,1,2")
-    return int(text)
 
 
 if __name__ == "__main__":

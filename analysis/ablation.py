@@ -12,16 +12,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from analysis.arms import Arm, Study
+from analysis.arms import PLAN, Arm, Study
 from analysis.study import Stage, run_study
-
-PLAN = "ablation.json"
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,30 @@ PRESETS: dict[str, Sizes] = {
 
 
 def ablate_study(
-    folder: Path, study: Study, sizes: Sizes, seeds: Sequence[int] | None = None, starred: bool = False
+    folder: Path,
+    study: Study,
+    sizes: Sizes,
+    seeds: Sequence[int] | None = None,
+    *,
+    starred: bool = False,
+    check: Callable[[Sequence[str]], None] = lambda words: None,
 ) -> int:
     """Run the study and return run_study's exit code; the plan is written first, so that any part can be tabulated.
 
+    One torch process works at a time; environment workers use one thread each.
     Args: seeds, training seeds (None: those of the sizes); starred, also evaluate every arm with a library's skills in
-    its prompt. One torch process works at a time; environment workers use one thread each.
+    its prompt; check, raises ValueError for the words of a training command that cannot be.
+    Raises: ValueError naming the arm, before any work.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(min(os.cpu_count() or 1, 2)))
     seeds = sizes.seeds if seeds is None else seeds
     graph = stages(folder, study, sizes, seeds, starred)
+    for stage in graph:
+        if "train" in stage.command and stage.name.startswith(f"seed{seeds[0]}-"):
+            try:
+                check(stage.command[stage.command.index("train") + 1 :])
+            except ValueError as error:
+                raise ValueError(f"study {study.name}, {stage.name.partition('-')[2]}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{PLAN}.tmp"
     temporary.write_text(json.dumps(plan(study, sizes, seeds, starred), indent=1) + "\n", encoding="utf-8")
@@ -74,13 +86,19 @@ def ablate_study(
 
 
 def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dict[str, Any]:
-    """What is compared: the study with its arms in steps."""
+    """What is compared: the study, with its arms in steps of the recipe."""
     arms = [
-        {**asdict(arm), "start": _start(arm, sizes), "steps": _steps(arm, sizes), "base": arm.base}
+        {
+            "arm": arm.name,
+            "method": arm.method,
+            "settings": dict(arm.settings),
+            "start": _start(arm, sizes),
+            "steps": _steps(arm, sizes),
+            "base": arm.base,
+            "paper": arm.paper,
+        }
         for arm in study.arms
     ]
-    for arm in arms:
-        del arm["length"]
     return {
         "study": study.name,
         "about": study.about,

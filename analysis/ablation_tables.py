@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
+from analysis.arms import PLAN
 from analysis.compute import COUNTED, cost_table, curve_frame, equal_table, parameters
 from analysis.frames import episode_frame, metrics_frame, played
 from analysis.reference import PAPER_VALUES
@@ -37,7 +38,7 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
 
     Raises: ValueError when no arm has been evaluated.
     """
-    plan = json.loads((folder / "ablation.json").read_text(encoding="utf-8"))
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     episodes, inputs = _episodes(folder, plan)
     if episodes.empty:
         raise ValueError(f"no arm of {folder} has been evaluated yet; the folder logs/ in it says how far it came")
@@ -61,6 +62,12 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
     inputs += with_skills
     save_tables(folder / "tables" / NAME, tables, inputs)
     return tables, inputs
+
+
+def has_results(folder: Path) -> bool:
+    """Whether the last weights of any arm have been evaluated."""
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    return not _episodes(folder, plan)[0].empty
 
 
 def success_by_arm(episodes: pd.DataFrame, arms: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -225,8 +232,8 @@ def _starred(plain: pd.DataFrame, starred: pd.DataFrame) -> pd.DataFrame:
     found = pd.concat([plain, starred.assign(arm=starred["arm"] + "*")])
     names = list(dict.fromkeys(starred["arm"]))
     table = difference_table(found, [(name, f"{name}*") for name in names])
-    columns = {"b": "success", "a": "without", "difference": "difference", "low": "low", "high": "high", "p": "p"}
-    return table[["arm", *columns]].rename(columns=columns)
+    columns = {"base": "arm", "b": "success", "a": "without"}
+    return table[[*columns, "difference", "low", "high", "p"]].rename(columns=columns)
 
 
 def _notes(plan: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+PLAN = "ablation.json"  # of a study folder: what is compared there, in steps
 READY = Path(__file__).parent / "studies"
 _STUDY = ("about", "base", "paper", "eval_seeds", "common", "arms")
 _ARM = ("method", "start", "length", "base", "paper")

@@ -14,6 +14,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from analysis.frames import artifacts, metrics_frame
+from analysis.plain import SHARES
 from diagnostics.artifact import MANIFEST, load_artifact
 
 TINY = (
@@ -27,7 +28,6 @@ SMOLLM = (
 ONE_SEED = "One training seed: the intervals cover evaluation (tasks and evaluation seeds), not training."
 PAPER = "Marks of the papers were measured on other models and environments, with thresholds that are not published."
 _ROWS = 60  # of a table on the page; curves have hundreds and are drawn
-_SHARES = {"success", "low", "high", "share", "a", "b", "difference", "invalid_share", "final", "best"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def report_run(run: Path) -> Path:
         raise ValueError(f"nothing to report in {run}: no tables, figures, metrics.jsonl or config.json")
     manifests = [load_artifact(path.parent) for path in sorted(run.rglob(MANIFEST))]
     inputs = [(artifact.kind, str(artifact.path.relative_to(run)), artifact.digest) for artifact in manifests]
-    warnings = [*_warnings(tables), *_unfinished(run)]
+    notes = [name for name in tables if name.endswith(": notes")]  # what a study says about itself
+    said = [note for name in notes for note in tables.pop(name)["note"]]
+    warnings = [*said, *_warnings(tables), *_unfinished(run)]
     return write_report(run / "report.html", Page(run.resolve().name, warnings, figures, tables, config, inputs))
 
 
@@ -101,7 +103,8 @@ def _warnings(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     found = [text for reader, text in (("tiny", TINY), ("smollm2-135m", SMOLLM)) if reader in readers]
     if readers:
         found.append(PAPER)
-    if any({"arm", "step"} <= set(frame.columns) for frame in tables.values()):
+    seeds_told = any("n_training_seeds" in frame for frame in tables.values())
+    if not seeds_told and any({"arm", "step"} <= set(frame.columns) for frame in tables.values()):
         found.append(ONE_SEED)
     for name, frame in tables.items():
         errors = int(frame["n_errors"].max()) if "n_errors" in frame and len(frame) else 0
@@ -123,7 +126,7 @@ def _unfinished(run: Path) -> list[str]:
 def _cell(value: Any, column: str) -> str:
     if value is None or (isinstance(value, float) and value != value):
         return "–"
-    if column in _SHARES and isinstance(value, int | float):
+    if column in SHARES and isinstance(value, int | float):
         return f"{100 * value:.1f} %"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

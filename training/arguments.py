@@ -68,6 +68,20 @@ def parse_config(default: Any, words: Sequence[str], program: str) -> Any:
     return parse(extended(**values), words, program)
 
 
+def check_training(default: Any, trusted: str | None, words: Sequence[str]) -> None:
+    """Refuse the words of a training command that a study made, as the command itself would.
+
+    Args: default, as in parse_config; trusted, the method file that the user named on the command line: a study is
+    data, and no file runs because a study names it.
+    """
+    method = _value(words, "method") or ""
+    if trusted is not None:
+        load_method(trusted)
+    if not is_loaded(method):
+        raise ValueError(f"a study cannot name code to run; if you trust {method}, say --method {method}")
+    parse_config(default, words, "undertow train")
+
+
 def plain_config(parsed: Any) -> Config:
     """The Config inside a dataclass that extends it."""
     return Config(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Config)})
@@ -106,3 +120,21 @@ def _reason(lines: Sequence[str]) -> list[str]:
             break
         kept.append(line)
     return kept or list(lines[:1])
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Whole numbers with commas between them, as the word behind `name` says them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise ValueError(f"{name} has {text!r}, expected whole numbers with commas between them, e.g. 0,1,2")
+    return [int(part) for part in parts]
+
+
+def data_words(words: Sequence[str]) -> list[str]:
+    """`data alfworld` is short for --kind alfworld; --generate alone means household games."""
+    out: list[str] = []
+    for index, word in enumerate(words):
+        out += ["--kind", word] if index == 0 and not word.startswith("-") else [word]
+        if word == "--generate" and (index + 1 == len(words) or words[index + 1].startswith("-")):
+            out.append("household")
+    return out

@@ -110,6 +110,18 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
+class Ablate:
+    """Compare methods that start from the same checkpoint; stopped and repeated, it goes on where it was."""
+
+    target: Positional[Annotated[str, arg(metavar="STUDY", help="channels, ... or a YAML file: docs/ablation.md")]] = ""
+    recipe: str = "tiny"  # sizes of the stages: tiny or smoke
+    seeds: str | None = None  # training seeds, e.g. 0,1,2; None: the recipe's
+    out: str | None = None  # folder; None: runs/<study>-<recipe>
+    starred: bool = False  # also evaluate every arm with a library's skills in its prompt
+    method: str | None = None  # .py file of a method of your own, which the study's arms may name
+
+
+@dataclass(frozen=True)
 class Methods:
     """List the methods that can be trained: paper, channel, what they need, and their settings."""
 
@@ -120,4 +132,4 @@ class Methods:
 class Doctor:
     """Check versions, compiler, games, action dialect, models, cache and threads."""
 
-    skills: str | None = None  # artifact, folder or file with skills whose verbs are compared with the engine's
+    skills: str | None = None  # artifact or library of skills whose verbs are compared with the engine's

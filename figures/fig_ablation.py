@@ -1,0 +1,126 @@
+"""A matched ablation: (a) success of every arm's last weights, (b) its paired difference to the arm it is held against.
+
+Small ticks are single training seeds' extremes; hollow marks are the papers' values, of other models and environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from figures.figure import SavedFigure, save
+from figures.style import PAGE, style
+
+NAME = "fig_ablation"
+INTERVAL = (
+    "95 %; a: as named in the column `interval` of its table; b: percentile bootstrap over training seeds and tasks of "
+    "the paired differences"
+)
+_BLUE, _GREY, _GREEN = "#0072B2", "#777777", "#009E73"
+_MARKERS = "Dosv^"  # of the papers' models
+_FIT = {"success": "success/", "difference": "gain/"}  # published quantities of each panel
+
+
+def draw(
+    success: pd.DataFrame, differences: pd.DataFrame, paper: pd.DataFrame, starred: pd.DataFrame | None = None
+) -> Figure:
+    """Draw the tables of analysis.ablation_tables; differences, paper and starred may be empty."""
+    arms = list(success["arm"])
+    places = {arm: len(arms) - 1 - i for i, arm in enumerate(arms)}  # the first arm stands on top
+    models = list(dict.fromkeys(paper["model"])) if len(paper) else []
+    handles = [Line2D([], [], color=_BLUE, marker="o", ms=3.8, label="last weights, 95 %")]
+    with style():
+        figure = Figure(figsize=(PAGE, 1.15 + 0.27 * len(arms)), layout="constrained")
+        a, b = figure.subplots(1, 2, sharey=True, width_ratios=[1.15, 1])
+        for row in success.itertuples():
+            y = places[row.arm]
+            a.plot([row.low, row.high], [y, y], color=_BLUE, linewidth=1.3)
+            a.plot(row.success, y, "o", color=_BLUE, ms=4.2, zorder=3)
+            if row.n_training_seeds > 1:
+                a.plot([row.lowest_seed, row.highest_seed], [y, y], "|", color="#222222", ms=5, mew=0.8)
+        if success["n_training_seeds"].max() > 1:
+            handles.append(Line2D([], [], marker="|", color="#222222", ms=5, lw=0, label="training seeds, extremes"))
+        if starred is not None and len(starred):
+            a.plot(
+                starred["success"], starred["arm"].map(places), "*", color=_GREEN, ms=6, mec="white", mew=0.4, zorder=4
+            )
+            handles.append(Line2D([], [], marker="*", color=_GREEN, ms=6, lw=0, label="with skills in the prompt"))
+        for row in differences.itertuples():
+            y = places[row.arm]
+            b.plot([row.low, row.high], [y, y], color=_BLUE, linewidth=1.3)
+            b.plot(row.difference, y, "o", color=_BLUE, ms=4.2, zorder=3)
+        for axes, quantity in ((a, "success"), (b, "difference")):
+            _paper_marks(axes, paper, places, models, _FIT[quantity])
+        bases = dict(zip(differences.get("arm", ()), differences.get("base", ()), strict=True))
+        several = len(set(bases.values())) > 1
+        labels = [f"{arm}\n– {bases[arm]}" if several and arm in bases else arm for arm in arms]
+        a.set_yticks([places[arm] for arm in arms], labels)
+        a.set_ylim(-0.6, len(arms) - 0.4)
+        _axis(a, "a", "success on the fixed panel", _n(success))
+        base = "its base" if several else next(iter(bases.values()), "")
+        _axis(b, "b", f"paired difference to {base}" if bases else "no arm to compare with", "")
+        b.axvline(0, color="#333333", linewidth=0.7, zorder=1)
+        handles += [
+            Line2D([], [], marker=marker, mfc="white", mec=_GREY, ms=3.6, lw=0, label=f"paper: {model or 'not named'}")
+            for model, marker in zip(models, _MARKERS, strict=False)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), columnspacing=1.4)
+    return figure
+
+
+def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
+    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
+
+    Args: tables, of ablation_tables.tabulate; without `success` there is nothing to draw.
+    """
+    empty = {"differences": ["arm", "base"], "paper": ["arm", "model", "quantity", "source"]}
+    drawn = {name: tables.get(name, pd.DataFrame(columns=columns)) for name, columns in empty.items()}
+    drawn["paper"] = drawn["paper"][drawn["paper"]["arm"].isin(tables["success"]["arm"])]
+    drawn = {"success": tables["success"], **drawn}
+    if "starred" in tables:
+        drawn["starred"] = tables["starred"]
+    return save(
+        draw(**drawn),
+        folder,
+        NAME,
+        drawn=drawn,
+        inputs=inputs,
+        script=__name__,
+        interval=INTERVAL,
+        references=sorted(set(drawn["paper"]["source"])),
+    )
+
+
+def _paper_marks(axes: Axes, paper: pd.DataFrame, places: Mapping[str, int], models: list[str], prefix: str) -> None:
+    for value in paper.itertuples():
+        if value.quantity.startswith(prefix):
+            marker = _MARKERS[models.index(value.model) % len(_MARKERS)]
+            y = places[value.arm] - 0.24  # below our own, so that neither hides the other
+            axes.plot(value.low, y, marker, mfc="white", mec=_GREY, ms=3.6, mew=0.8, zorder=2)
+
+
+def _axis(axes: Axes, letter: str, title: str, label: str) -> None:
+    axes.set_title(title, fontweight="normal")
+    axes.annotate(letter, (0, 1), (-10, 6), xycoords="axes fraction", textcoords="offset points", size=9, weight="bold")
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(True, axis="x")
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _n(success: pd.DataFrame) -> str:
+    def span(column: str) -> Any:
+        low, high = int(np.min(success[column])), int(np.max(success[column]))
+        return low if low == high else f"{low}–{high}"
+
+    return f"{span('n_episodes')} episodes of {span('n_tasks')} tasks, {span('n_training_seeds')} training seed(s)"

@@ -1,0 +1,87 @@
+"""The figure of an ablation: what is written beside the picture, and where its marks stand."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from figures.fig_ablation import draw, write
+
+INPUTS = {"seed0/grpo": "0123abcd"}
+ARMS = ("grpo", "sdar", "pr_opd")
+
+
+@pytest.fixture
+def tables() -> dict[str, pd.DataFrame]:
+    levels = dict(zip(ARMS, (0.6, 0.55, 0.66), strict=True))
+    success = [
+        {"arm": arm, "success": level, "low": level - 0.05, "high": level + 0.05, "lowest_seed": level - 0.02,
+         "highest_seed": level + 0.03, "n_training_seeds": 3, "n_episodes": 768, "n_tasks": 128}
+        for arm, level in levels.items()
+    ]  # fmt: skip
+    differences = [
+        {
+            "base": "grpo",
+            "arm": arm,
+            "difference": levels[arm] - 0.6,
+            "low": levels[arm] - 0.65,
+            "high": levels[arm] - 0.55,
+        }
+        for arm in ARMS[1:]
+    ]
+    paper = [
+        {"arm": "pr_opd", "quantity": "success/x", "model": "3B", "low": 0.711, "high": 0.711, "source": "PR-OPD"},
+        {"arm": "pr_opd", "quantity": "gain/x", "model": "3B", "low": 0.047, "high": 0.047, "source": "PR-OPD"},
+        {"arm": "left out", "quantity": "success/x", "model": "3B", "low": 0.5, "high": 0.5, "source": "another"},
+    ]
+    starred = [{"arm": arm, "success": level + 0.04} for arm, level in levels.items()]
+    return {
+        "success": pd.DataFrame(success),
+        "differences": pd.DataFrame(differences),
+        "paper": pd.DataFrame(paper),
+        "starred": pd.DataFrame(starred),
+    }
+
+
+def points(axes, marker: str) -> dict[float, float]:
+    lines = [line for line in axes.lines if line.get_marker() == marker]
+    return {float(y): float(x) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+
+
+def test_what_lies_beside_the_figure_is_what_is_drawn(tmp_path, tables):
+    saved = write(tmp_path, INPUTS, tables)
+    assert set(saved.data) == set(tables)
+    back = {name: pd.read_csv(path) for name, path in saved.data.items()}
+    pd.testing.assert_frame_equal(back["success"], tables["success"])
+    assert back["paper"]["arm"].tolist() == ["pr_opd", "pr_opd"]  # the arm that is not drawn has no mark
+    record = json.loads(saved.record.read_text())
+    assert (
+        record["inputs"] == INPUTS and record["references"] == ["PR-OPD"] and record["script"] == "figures.fig_ablation"
+    )
+    assert "training seeds and tasks" in record["interval"]
+    again = write(tmp_path / "again", INPUTS, tables)
+    assert saved.png.read_bytes() == again.png.read_bytes() and saved.pdf.read_bytes() == again.pdf.read_bytes()
+
+
+def test_marks_stand_at_the_numbers(tables):
+    paper = tables["paper"][:2]
+    a, b = draw(tables["success"], tables["differences"], paper, tables["starred"]).axes
+    assert points(a, "o") == {2: 0.6, 1: 0.55, 0: 0.66}  # the first arm on top
+    assert points(b, "o") == pytest.approx({1: -0.05, 0: 0.06})
+    assert points(a, "*") == pytest.approx({2: 0.64, 1: 0.59, 0: 0.7})
+    assert points(a, "D") == pytest.approx({-0.24: 0.711}) and points(b, "D") == pytest.approx({-0.24: 0.047})
+    assert [label.get_text() for label in a.get_yticklabels()] == list(ARMS)
+
+
+def test_several_bases_are_named(tables):
+    differences = tables["differences"].assign(base=["grpo", "sdar"])
+    a, b = draw(tables["success"], differences, tables["paper"][:0]).axes
+    assert [label.get_text() for label in a.get_yticklabels()] == ["grpo", "sdar\n– grpo", "pr_opd\n– sdar"]
+    assert b.get_title(loc="left") == "paired difference to its base"
+
+
+def test_one_arm_alone_is_drawn(tmp_path, tables):
+    alone = tables["success"][:1].assign(n_training_seeds=1)
+    assert write(tmp_path, INPUTS, {"success": alone}).png.stat().st_size > 1000
