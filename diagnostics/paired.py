@@ -6,23 +6,20 @@ diagnostics without.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from diagnostics.capture.hf import capture_states, layer_names, output_head
+from diagnostics.capture.hf import layer_names
+from diagnostics.forward import Against, Context, Divergence, Reading, read_contexts, reading_mode
 from diagnostics.records import Segment, Trajectory
 from diagnostics.render import place_skill, prompt_ids
-
-LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +64,8 @@ class PairedPass:
     student_logprobs: Float[Tensor, "M"]  # nats
     student_entropy: Float[Tensor, "M"] | None = None  # nats, of the full distribution
     teacher_logprobs: Float[Tensor, "M"] | None = None  # nats
-    student_states: Float[Tensor, "L M D"] | None = None  # output of every block
+    divergence: Float[Tensor, "M"] | None = None  # nats, of the full distributions
+    student_states: Float[Tensor, "L M D"] | None = None  # output of every block, before or at the token
     teacher_states: Float[Tensor, "L M D"] | None = None
     student_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)  # "embed", "final_norm"
     teacher_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)
@@ -142,11 +140,12 @@ def run_pairs(
     pairs: Sequence[PairedSegment],
     *,
     temperature: float = 1.0,
-    states: bool = False,
+    states: Literal["none", "before", "at"] = "none",
     teacher: bool = True,
     teacher_model: Any = None,
     student_grad: bool = False,
     entropy: bool = False,
+    divergence: Divergence | Literal["none"] = "none",
     extra_layers: Sequence[str] = (),
     micro_batch_tokens: int | None = None,
     pad_to_teacher: bool | None = None,
@@ -155,9 +154,10 @@ def run_pairs(
 
     log p_t = log_softmax(logits_{t-1} / temperature)[token t]; state_t = residual stream at t-1.
     Source: PR-OPD (two forwards over identical response tokens, states before the token); SDAR (the gap's branches).
-    Args: temperature, dimensionless, divides the logits of both branches; states, also the output of every block;
-    teacher, read the teacher contexts; teacher_model, other weights for them (None: `model`); student_grad, keep the
-    graph of the student branch; entropy, also the student's entropy; extra_layers, of "embed" and "final_norm";
+    Args: temperature, dimensionless, divides the logits of both branches; states, also the output of every block,
+    before or at each token; teacher, read the teacher contexts; teacher_model, other weights for them (None:
+    `model`); student_grad, keep the graph of the student branch; entropy, also the student's entropy; divergence,
+    also one of the full distributions (with a teacher); extra_layers, of "embed" and "final_norm";
     micro_batch_tokens, padded tokens of one forward (None: one forward; never changes the order of the results);
     pad_to_teacher, run the student at its teacher's padded shape (None: where a teacher is read), so that nothing
     but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit.
@@ -168,8 +168,8 @@ def run_pairs(
         raise ValueError("run_pairs got no pairs; see the counts of build_pairs for what was left out")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}; read greedy replies at 1.0")
-    blocks = layer_names(model)[1:-1] if states else ()
-    read = partial(_read, temperature=temperature, layers=(*blocks, *extra_layers))
+    blocks = layer_names(model)[1:-1] if states != "none" else ()
+    read = partial(read_contexts, temperature=temperature, layers=(*blocks, *extra_layers), at=states == "at")
     student_contexts = [_student_context(pair) for pair in pairs]
     teacher_contexts = [_teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher
@@ -177,17 +177,21 @@ def run_pairs(
     if align:
         widths = [max(width, len(context.ids)) for width, context in zip(widths, teacher_contexts, strict=True)]
 
-    students: list[_Reading] = []
-    teachers: list[_Reading] = []
+    students: list[Reading] = []
+    teachers: list[Reading] = []
     batches = _micro_batches(widths, micro_batch_tokens)
     for batch in batches:
         width = max(widths[index] for index in batch) if align else 0
-        with _branch(model, student_grad):
-            students.append(read(model, [student_contexts[index] for index in batch], width, entropy=entropy))
+        against = None
         if teacher:
             reader = model if teacher_model is None else teacher_model
-            with _branch(reader, False):
+            with reading_mode(reader, False):
                 teachers.append(read(reader, [teacher_contexts[index] for index in batch], width))
+            if divergence != "none":
+                against = Against(divergence, reader, teachers[-1].final)
+        with reading_mode(model, student_grad):
+            contexts = [student_contexts[index] for index in batch]
+            students.append(read(model, contexts, width, entropy=entropy, against=against))
 
     lengths = torch.tensor([len(pair.response_ids) for pair in pairs])
     read_order = torch.tensor([index for batch in batches for index in batch])
@@ -200,8 +204,9 @@ def run_pairs(
         row=row,
         has_teacher=torch.tensor([pair.teacher_ids is not None for pair in pairs], device=row.device)[row],
         student_logprobs=_join([reading.logprobs for reading in students], back),
-        student_entropy=_join([reading.entropy for reading in students], back) if entropy else None,
+        student_entropy=_join([reading.entropy for reading in students], back),
         teacher_logprobs=_join([reading.logprobs for reading in teachers], back) if teacher else None,
+        divergence=_join([reading.divergence for reading in students], back),
         student_states=student_states,
         teacher_states=teacher_states,
         student_extra=student_extra,
@@ -209,26 +214,14 @@ def run_pairs(
     )
 
 
-class _Context(NamedTuple):
-    ids: np.ndarray  # [T]
-    positions: np.ndarray  # [M]
-    response_ids: np.ndarray  # [M]
+def _student_context(pair: PairedSegment) -> Context:
+    return Context(pair.student_ids, pair.student_positions, pair.response_ids)
 
 
-class _Reading(NamedTuple):
-    logprobs: Tensor  # [M]
-    entropy: Tensor  # [M], empty if not asked for
-    states: dict[str, Tensor]  # layer -> [M, D]
-
-
-def _student_context(pair: PairedSegment) -> _Context:
-    return _Context(pair.student_ids, pair.student_positions, pair.response_ids)
-
-
-def _teacher_context(pair: PairedSegment) -> _Context:
+def _teacher_context(pair: PairedSegment) -> Context:
     if pair.teacher_ids is None or pair.teacher_positions is None:  # keeps the rows aligned; has_teacher marks them
         return _student_context(pair)
-    return _Context(pair.teacher_ids, pair.teacher_positions, pair.response_ids)
+    return Context(pair.teacher_ids, pair.teacher_positions, pair.response_ids)
 
 
 def _micro_batches(widths: Sequence[int], tokens: int | None) -> list[list[int]]:
@@ -244,72 +237,15 @@ def _micro_batches(widths: Sequence[int], tokens: int | None) -> list[list[int]]
     return batches if len(batches) > 1 else [list(range(len(widths)))]  # one batch is read in the order it came
 
 
-@contextmanager
-def _branch(model: Any, grad: bool) -> Iterator[None]:
-    """Gradients on or off; without them also dropout off, and every module back in its mode afterwards."""
-    training = [] if grad else [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.set_grad_enabled(grad):
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _read(
-    model: Any,
-    contexts: Sequence[_Context],
-    width: int = 0,
-    *,
-    temperature: float,
-    layers: Sequence[str],
-    entropy: bool = False,
-) -> _Reading:
-    """One forward over right-padded contexts, at least `width` wide."""
-    device = next(model.parameters()).device
-    width = max(width, *(len(context.ids) for context in contexts))
-    ids = np.zeros((len(contexts), width), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for index, context in enumerate(contexts):
-        ids[index, : len(context.ids)] = context.ids
-        mask[index, : len(context.ids)] = 1
-    rows = np.repeat(np.arange(len(contexts)), [len(context.positions) for context in contexts])
-    before = np.concatenate([context.positions for context in contexts]).astype(np.int64) - 1
-    targets = np.concatenate([context.response_ids for context in contexts]).astype(np.int64)
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    capture = capture_states(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
-    logprobs, entropies = _score(model, capture.final, tensor(targets), temperature, entropy)
-    return _Reading(logprobs, entropies, capture.states)
-
-
-def _score(model: Any, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and the entropies, the head applied piece by piece so that [M, V] never exists."""
-    head = output_head(model)
-
-    def score(piece: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = torch.log_softmax(head(piece).float() / temperature, dim=-1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else logprobs.new_zeros(0)
-        return logprobs.gather(-1, target[:, None])[:, 0], entropies
-
-    size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
-    if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
-        score = partial(checkpoint, score, use_reentrant=False)
-    pieces = [score(*piece) for piece in zip(hidden.split(size), targets.split(size), strict=True)]
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _join(parts: Sequence[Tensor], back: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))[back.to(parts[0].device)]
+def _join(parts: Sequence[Any], back: Tensor) -> Any:
+    """The parts in the order of the pairs; None where nothing was read."""
+    if parts[0] is None or len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts))[back.to(parts[0].device)]
 
 
 def _join_states(
-    readings: Sequence[_Reading], blocks: Sequence[str], back: Tensor
+    readings: Sequence[Reading], blocks: Sequence[str], back: Tensor
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
     joined = {name: _join([reading.states[name] for reading in readings], back) for name in readings[0].states}
     stacked = torch.stack([joined.pop(name) for name in blocks]) if blocks else None

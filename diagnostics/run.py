@@ -73,7 +73,7 @@ def diagnose(
     streams: list[Stream] = [m.start() for m in chosen]
     states = any(m.needs.states for m in chosen)
     prepared = [stream for stream, m in zip(streams, chosen, strict=True) if m.needs.prepare]
-    read = partial(run_pairs, model, states=states, temperature=temperature)
+    read = partial(run_pairs, model, states="before" if states else "none", temperature=temperature)
     done, total = 0, len(students) * bool(prepared) + sum(map(len, pairs.values()))
     with progress("diagnose", total) as report, torch.no_grad():
         for batch in _batches(students if prepared else [], micro_batch_tokens):

@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.records import Segment, Trajectory
-from training.advantages import dead_group_share, group_advantages
+from training.advantages import centred_returns, dead_group_share, group_advantages
 from training.config import ObjectiveConfig
 
 
@@ -30,9 +30,13 @@ class Row:
     pair: PairedSegment
     trajectory: int  # index inside the step
     advantages: Float[Tensor, "M"]
+    centred: Float[Tensor, "M"]  # return minus the mean of its group
     rollout_logprobs: Float[Tensor, "M"]
     old_logprobs: Float[Tensor, "M"] | None = None
     reference_logprobs: Float[Tensor, "M"] | None = None
+    teacher_logprobs: Float[Tensor, "M"] | None = None  # of a teacher that stays as it is during the step
+    step_teacher_logprobs: Float[Tensor, "M"] | None = None  # of the teacher with a skill for single turns
+    step_distilled: Bool[Tensor, "M"] | None = None  # the tokens of those turns
 
     @property
     def n_tokens(self) -> int:
@@ -71,6 +75,18 @@ class Batch:
     distill_scale: Float[Tensor, "M"]
     n_tokens: int  # of the mini-batch
     n_distilled: int  # of the mini-batch
+    centred: Float[Tensor, "M"] | None = None  # return minus the mean of its group
+    teacher_logprobs: Float[Tensor, "M"] | None = None  # of a teacher that stays as it is during the step
+    step_teacher_logprobs: Float[Tensor, "M"] | None = None  # of the teacher with a skill for single turns
+    step_distilled: Bool[Tensor, "M"] | None = None  # the tokens of those turns
+
+
+class Advantages(NamedTuple):
+    """By trajectory and turn, and how many groups teach nothing."""
+
+    normalised: list[Float[Tensor, "K"]]  # (R - mean R) / (std R + 1e-6), dimensionless
+    centred: list[Float[Tensor, "K"]]  # R - mean R, in reward units
+    dead: float  # share of the groups with equal returns, in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -100,15 +116,12 @@ def denominators(rows: Sequence[Row], reduction: str) -> Denominators:
     return Denominators(tokens, distilled, reduction)
 
 
-def turn_advantages(
-    trajectories: Sequence[Trajectory], config: ObjectiveConfig
-) -> tuple[list[Float[Tensor, "K"]], float]:
-    """The advantage of every turn of every trajectory, and the share of dead groups.
+def turn_advantages(trajectories: Sequence[Trajectory], config: ObjectiveConfig) -> Advantages:
+    """What every turn of every trajectory is worth against the other attempts at its task.
 
     `trajectory`: R_i = reward - penalty * n_invalid, one advantage for all its turns. `turn_rows`: every turn is a row
     of the group with the trajectory's reward, and an invalid one pays the penalty alone.
     Source: GRPO; turn_rows as in the released agent code. Args: trajectories without errors, grouped by `group`.
-    Returns: per trajectory [K], dimensionless; share in [0, 1].
     """
     by_turn = config.advantage_scope == "turn_rows"
     returns: list[float] = []
@@ -121,22 +134,28 @@ def turn_advantages(
         returns += rows
         groups += [trajectory.group] * len(rows)
     returned, group = torch.tensor(returns, dtype=torch.float64), torch.tensor(groups, dtype=torch.long)
-    advantages = group_advantages(returned, group).float()
     lengths = [len(trajectory.turns) for trajectory in trajectories]
-    if by_turn:
-        return list(advantages.split(lengths)), dead_group_share(returned, group)
-    return [value.expand(n) for value, n in zip(advantages, lengths, strict=True)], dead_group_share(returned, group)
+
+    def per_turn(values: Tensor) -> list[Tensor]:
+        values = values.float()
+        return list(values.split(lengths)) if by_turn else [v.expand(n) for v, n in zip(values, lengths, strict=True)]
+
+    return Advantages(
+        per_turn(group_advantages(returned, group)),
+        per_turn(centred_returns(returned, group)),
+        dead_group_share(returned, group),
+    )
 
 
 def build_rows(
-    segments: Sequence[tuple[int, Segment]], pairs: Sequence[PairedSegment], advantages: Sequence[Tensor]
+    segments: Sequence[tuple[int, Segment]], pairs: Sequence[PairedSegment], advantages: Advantages
 ) -> list[Row]:
     """Rows of a step. Args: segments (index of the trajectory, segment), their pairs in the same order."""
     rows = []
     for (index, segment), pair in zip(segments, pairs, strict=True):
         turns = torch.from_numpy(pair.turn.astype(np.int64))
         logprobs = torch.from_numpy(segment.rollout_logprobs[segment.response_mask])
-        rows.append(Row(pair, index, advantages[index][turns], logprobs))
+        rows.append(Row(pair, index, advantages.normalised[index][turns], advantages.centred[index][turns], logprobs))
     return rows
 
 
@@ -180,6 +199,10 @@ def collate(rows: Sequence[Row], of: Denominators, device: torch.device) -> Batc
         distill_scale=per_row(distill, torch.float32),
         n_tokens=of.tokens.total(),
         n_distilled=of.distilled.total(),
+        centred=torch.cat([row.centred for row in rows]).to(device),
+        teacher_logprobs=known([row.teacher_logprobs for row in rows]),
+        step_teacher_logprobs=known([row.step_teacher_logprobs for row in rows]),
+        step_distilled=known([row.step_distilled for row in rows]),
     )
 
 

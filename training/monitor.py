@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diagnostics.paired import PairedPass
-from training.objective import Metrics
+from training.dynamics import Metrics
 
 RANK_TOKENS = 256  # tokens an effective rank is estimated from: their Gram matrix costs next to nothing
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from diagnostics.paired import PairedPass
 from training.batch import Batch
 from training.config import ObjectiveConfig
+from training.dynamics import Metrics, weight_metrics
 from training.losses import kl_k3, policy_loss
 from training.method import LossTerm, Needs
-
-Metrics = dict[str, tuple[Tensor, Tensor | float]]  # name -> (sum, weight); means are taken over a whole step
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +33,9 @@ def objective(
 ) -> Objective:
     """Reward objective plus the method's terms, as this micro-batch's share of the mini-batch.
 
-    loss = reward_coefficient * (surrogate + kl_coefficient * k3 - entropy_coefficient * entropy)
+    loss = policy_coefficient * surrogate + kl_coefficient * k3 - entropy_coefficient * entropy
          + sum over extra terms of coefficient * sum(weight * value * distill_scale)
-    The KL estimator is k3, used as a loss. `reward_coefficient` 0 switches off surrogate, KL and entropy; a term with
+    The KL estimator is k3, used as a loss. KL and entropy stand only where the method is `regularised`; a term with
     coefficient 0 is logged and takes no part, so the update equals plain GRPO bit for bit (case B34).
     Source: GRPO; METHOD files for the terms.
     Args: batch and pair over the same M tokens; advantages [M] replace the batch's.
@@ -45,26 +44,29 @@ def objective(
     """
     student = pair.student_logprobs
     old = student.detach() if batch.old_logprobs is None else batch.old_logprobs
-    mask, reward = batch.mask, needs.reward_coefficient
+    mask = batch.mask
     metrics: Metrics = {}
     scaled: list[tuple[LossTerm, Tensor, int]] = []  # term, weights of its tokens, tokens of the mini-batch
-    if reward:
+    shared: list[LossTerm] = []
+    if needs.policy_coefficient:
         advantages = batch.advantages if advantages is None else advantages
         surrogate = policy_loss(student, old, advantages, mask, config.clip_low, config.clip_high, config.dual_clip)
         metrics["policy/clip_share"] = (surrogate.clipped.sum(), mask.sum())
         metrics["policy/dual_clip_share"] = (surrogate.dual_clipped.sum(), mask.sum())
-        shared = [LossTerm("policy", surrogate.value, mask, reward)]
-        if config.kl_coefficient:
-            k3 = kl_k3(student, _present(batch.reference_logprobs, "reference_logprobs"), mask)
-            shared.append(LossTerm("kl", k3, mask, reward * config.kl_coefficient))
-        if config.entropy_coefficient:
-            entropy = _present(pair.student_entropy, "student_entropy")
-            shared.append(LossTerm("entropy", -entropy, mask, reward * config.entropy_coefficient))
-        scaled += [(term, batch.scale, batch.n_tokens) for term in shared]
+        shared.append(LossTerm("policy", surrogate.value, mask, needs.policy_coefficient))
+    if needs.regularised and config.kl_coefficient:
+        k3 = kl_k3(student, _present(batch.reference_logprobs, "reference_logprobs"), mask)
+        shared.append(LossTerm("kl", k3, mask, config.kl_coefficient))
+    if needs.regularised and config.entropy_coefficient:
+        entropy = _present(pair.student_entropy, "student_entropy")
+        shared.append(LossTerm("entropy", -entropy, mask, config.entropy_coefficient))
+    scaled += [(term, batch.scale, batch.n_tokens) for term in shared]
     if batch.distilled.any():
         if needs.teacher_logprobs:
             _present(pair.teacher_logprobs, "teacher_logprobs")
-        if needs.states:
+        if needs.divergence != "none":
+            _present(pair.divergence, "divergence")
+        if needs.states != "none":
             _present(pair.student_states, "student_states")
             _present(pair.teacher_states, "teacher_states")
         scaled += [(term, batch.distill_scale, batch.n_distilled) for term in extra_terms]
@@ -82,7 +84,7 @@ def objective(
         # mini-batch means, weighted by tokens: `count` undoes the scale, `tokens` adds up to it
         metrics[f"loss/{term.name}"] = (reduced.detach() * count, tokens)
         if term.weight is not None:
-            metrics[f"weight/{term.name}/mean"] = (torch.where(term.mask, term.weight, 0.0).sum(), tokens)
+            metrics |= weight_metrics(batch, f"weight/{term.name}", term.weight, term.mask)
     return Objective(loss, metrics)
 
 

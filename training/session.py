@@ -22,9 +22,12 @@ from training.envs.games import load_tasks
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
+from training.method import load_method
 from training.rollout import Pool, Start, group_starts, rollout
 from training.samplers.hf import HFSampler
 from training.skills.hindsight import write_skills
+from training.skills.source import SkillSource
+from training.skills.step_level import write_step_skills
 
 PANEL_SEED = 0  # of the panel's choice of tasks: one panel for all runs, whatever their seeds
 EARLIER_SEED = 100  # evaluation seed of the attempts that skills are written from; apart from every baseline
@@ -88,24 +91,54 @@ class Session:
         s = self.config.sampler
         return HFSampler(self.model, self.tokenizer, s.protocol, temperature, s.max_new_tokens, s.batch_size)
 
+    @cached_property
+    def skill_source(self) -> SkillSource | None:
+        """The library of a run whose method reads retrieved skills at any of its steps."""
+        config, method = self.config, load_method(self.config.method)
+        own = method.config() if config.method_config is None else config.method_config
+        if not any(method.needs(own, step).skill == "retrieved" for step in range(config.steps)):
+            return None
+        return SkillSource(config.skills, config.env.kind, config.seed)
+
     def rollout(self, step: int) -> list[Trajectory]:
         """The trajectories of one training step of this run."""
         config = self.config
         tasks = train_order(self.train_tasks, config.seed, step, config.tasks_per_step)
+        starts = group_starts(tasks, config.group_size)
         trajectories, _ = rollout(
             self.sampler(config.sampler.temperature),
             self.pool,
-            group_starts(tasks, config.group_size),
+            starts,
             seed=config.seed * STEP_SEEDS + step,
             step=step,
+            skills=self._player_skills(starts, step),
             **self._limits,
         )
         return trajectories
+
+    def _player_skills(self, starts: Sequence[Start], step: int) -> dict[tuple[str, int], str] | None:
+        """The skills in the players' own prompts, where the method is one whose student reads them."""
+        method, source = load_method(self.config.method), self.skill_source
+        own = method.config() if self.config.method_config is None else self.config.method_config
+        if source is None or method.needs(own, step).seen_by != "student":
+            return None
+        return {
+            (start.task.id, start.attempt): source.skill(
+                start.task.id, start.task.task_type, start.task.description, start.attempt, step
+            ).text
+            for start in starts
+        }
 
     def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
         """One hindsight skill a trajectory, by the weights as they are now."""
         sampler = self.sampler(self.config.sampler.temperature)
         skills, _ = write_skills(sampler, trajectories, seed=self.config.seed, step=step, terse=self.terse)
+        return skills
+
+    def write_step_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, dict[int, Skill]]:
+        """Skills for single turns, by the weights as they are now."""
+        sampler = self.sampler(self.config.sampler.temperature)
+        skills, _ = write_step_skills(sampler, trajectories, seed=self.config.seed, step=step)
         return skills
 
     @property

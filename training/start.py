@@ -65,6 +65,8 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
                 tokenizer=tokenizer,
                 rollout_fn=session.rollout,
                 write_skills_fn=session.write_skills,
+                write_step_skills_fn=session.write_step_skills,
+                skill_source=session.skill_source,
                 evaluate_fn=evaluate,
                 reference=reference,
                 progress=report,

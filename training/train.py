@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,13 +33,24 @@ from training.checkpoint import (
 from training.config import Config
 from training.method import Needs, load_method
 from training.monitor import Log, Means
-from training.update import Cache, Learner, extra_updates, generator, score, update
+from training.privileged import WriteSkills, teacher_texts, write_samples
+from training.skills.source import SkillSource
+from training.skills.step_level import build_step_pairs
+from training.update import Cache, Learner, extra_updates, generator, read_steps, score, update
 
 log = logging.getLogger(__name__)
 
 Rollout = Callable[[int], Sequence[Trajectory]]  # step -> the step's trajectories, `group` counting its tasks
-WriteSkills = Callable[[Sequence[Trajectory], int], Mapping[str, Skill]]  # (finished trajectories, step) -> by id
+WriteStepSkills = Callable[[Sequence[Trajectory], int], Mapping[str, Mapping[int, Skill]]]  # by id and turn
 Evaluate = Callable[[int], Mapping[str, float]]  # steps done -> metrics of the current weights
+
+
+class Sources(NamedTuple):
+    """Where privileged texts come from; None where nobody gives them."""
+
+    write: WriteSkills | None
+    write_steps: WriteStepSkills | None
+    library: SkillSource | None
 
 
 def train(
@@ -50,6 +61,8 @@ def train(
     tokenizer: Any,
     rollout_fn: Rollout,
     write_skills_fn: WriteSkills | None = None,
+    write_step_skills_fn: WriteStepSkills | None = None,
+    skill_source: SkillSource | None = None,
     evaluate_fn: Evaluate | None = None,
     reference: Any = None,
     progress: Callable[..., None] | None = None,
@@ -63,13 +76,14 @@ def train(
     Raises: ValueError on a run folder of another method or seed, or what a method needs and nobody gives;
     FloatingPointError on a gradient that is not finite. Ctrl-C leaves the last complete checkpoint.
     """
-    learner = _start(config, Path(run), model, reference)
+    sources = Sources(write_skills_fn, write_step_skills_fn, skill_source)
+    learner = _start(config, Path(run), model, reference, skill_source)
     write_log = Log(run, learner.step)
     evaluated = evaluate_fn if config.eval.every else None
     if evaluated and 0 not in write_log.steps:
         write_log.write(0, evaluated(0))
     while learner.step < config.steps:
-        metrics = _step(learner, tokenizer, rollout_fn, write_skills_fn)
+        metrics = _step(learner, tokenizer, rollout_fn, sources, Path(run))
         done = learner.step
         if evaluated and (done % config.eval.every == 0 or done == config.steps):
             started = time.perf_counter()
@@ -77,13 +91,16 @@ def train(
         write_log.write(done, metrics)  # before the checkpoint: a row without one is dropped and made again
         if done % config.save_every == 0 or done == config.steps:
             state = {"update": learner.update, "method": config.method, "seed": config.seed}
+            if skill_source is not None:
+                state["skills"] = skill_source.state()
+                skill_source.save_library(Path(run) / "library.json")
             save_checkpoint(run, done, learner.learned, tokenizer, state, config=config, seeds=[config.seed])
         if progress:
             progress(done, success=metrics["reward/success"])
     return checkpoint_path(run, learner.step)
 
 
-def _start(config: Config, run: Path, model: Any, reference: Any) -> Learner:
+def _start(config: Config, run: Path, model: Any, reference: Any, skill_source: SkillSource | None) -> Learner:
     method = load_method(config.method)
     method_config = method.config() if config.method_config is None else config.method_config
     narrow = next((name for name, p in model.named_parameters() if p.dtype != torch.float32), None)
@@ -114,16 +131,21 @@ def _start(config: Config, run: Path, model: Any, reference: Any) -> Learner:
                     f"{run} was trained with {name} {state[name]!r}, not {ours!r}; choose another run folder"
                 )
         learner.step, learner.update = state["step"], state["update"]
+        if skill_source is not None and "skills" in state:
+            skill_source.restore(state["skills"])
     elif config.init_from is not None:
         load_checkpoint(config.init_from, learner.learned)
-    if learner.reference is None and config.objective.kl_coefficient:
+    teachers = {method.needs(method_config, step).teacher for step in range(config.steps)}
+    if learner.reference is None and (config.objective.kl_coefficient or "initial" in teachers):
         learner.reference = copy.deepcopy(model)
         origin = run if resumed is not None else run_of(config.init_from) if config.init_from is not None else None
         anchor = reference_folder(origin) if origin is not None else None
         if anchor is not None:
             load_weights(learner.reference, anchor)
         elif resumed is not None:
-            raise ValueError(f"{run} has checkpoints but no folder reference/ for the KL term; copy the run again")
+            raise ValueError(
+                f"{run} has checkpoints but no folder reference/, the weights it began with; copy it again"
+            )
     if learner.reference is not None:
         learner.reference.requires_grad_(False).eval()
         if resumed is None:
@@ -131,9 +153,7 @@ def _start(config: Config, run: Path, model: Any, reference: Any) -> Learner:
     return learner
 
 
-def _step(
-    learner: Learner, tokenizer: Any, rollout_fn: Rollout, write_skills_fn: WriteSkills | None
-) -> dict[str, float]:
+def _step(learner: Learner, tokenizer: Any, rollout_fn: Rollout, sources: Sources, run: Path) -> dict[str, float]:
     config, step = learner.config, learner.step
     started = time.perf_counter()
     trajectories = list(rollout_fn(step))
@@ -141,22 +161,31 @@ def _step(
     rolled_out = time.perf_counter()
 
     needs = learner.method.needs(learner.method_config, step)
-    skills = _write_skills(needs, played, step, write_skills_fn, config.method)
+    texts, over = teacher_texts(config, tokenizer, needs, played, step, sources.write, sources.library)
+    turn_skills: Mapping[str, Mapping[int, Skill]] = {}
+    if needs.step_skill and played:
+        if sources.write_steps is None:
+            raise ValueError(f"method {config.method!r} needs skills of single turns; give write_step_skills_fn")
+        turn_skills = sources.write_steps(played, step)
     wrote = time.perf_counter()
     metrics = {
         "tokens/rollout": float(sum(trajectory.n_tokens for trajectory in trajectories)),
         "time/rollout": rolled_out - started,
         "time/skills": wrote - rolled_out,
+        **over,
     }
-    rows, counted = _rows(learner, tokenizer, needs, played, skills)
+    rows, counted = _rows(learner, tokenizer, needs, played, texts, turn_skills)
+    write_samples(run, step, tokenizer, [row.pair for row in rows])
     metrics |= _reward_metrics(trajectories, played) | counted
     order = torch.randperm(len(rows), generator=generator(config.seed, step))
     parts = [part.tolist() for part in order.split(config.optim.mini_batch_rows) if len(part)]
-    batches = score(learner, needs, [[rows[i] for i in part] for part in parts])
+    rows = score(learner, needs, rows, len(parts))
     means, cache = Means(), Cache()
-    for batch in batches:
-        update(learner, needs, batch, means, cache)
+    for part in parts:
+        update(learner, needs, [rows[i] for i in part], means, cache)
     extra_updates(learner, needs, cache)
+    if sources.library is not None:
+        metrics |= sources.library.finish(played, step, needs.grow, sources.write)
     learner.step += 1
     return {
         **metrics,
@@ -167,43 +196,34 @@ def _step(
     }
 
 
-def _write_skills(
-    needs: Needs,
-    played: Sequence[Trajectory],
-    step: int,
-    write_skills_fn: WriteSkills | None,
-    method: str,
-) -> dict[str, str] | None:
-    if needs.skill == "none":
-        return None
-    if needs.skill != "hindsight" or needs.teacher not in ("current", "initial"):
-        raise ValueError(f"method {method!r} needs {needs.skill} skills and the {needs.teacher} teacher, not available")
-    if write_skills_fn is None:
-        raise ValueError(f"method {method!r} needs hindsight skills at step {step}; give write_skills_fn")
-    written = write_skills_fn(played, step) if played else {}
-    return {key: skill.text for key, skill in written.items() if skill.text.strip()}
-
-
 def _rows(
     learner: Learner,
     tokenizer: Any,
     needs: Needs,
     played: Sequence[Trajectory],
     skills: Mapping[str, str] | None,
+    turn_skills: Mapping[str, Mapping[int, Skill]],
 ) -> tuple[list[Row], dict[str, float]]:
     """The step's rows, with teacher contexts where there are skills, and counts of what is missing."""
     segments = [(i, s) for i, t in enumerate(played) for s in t.segments if s.response_mask.any()]
-    advantages, dead = turn_advantages(played, learner.config.objective)
+    advantages = turn_advantages(played, learner.config.objective)
+    limit = learner.learned.model.config.max_position_embeddings
     pairs, counts = build_pairs(
         tokenizer,
         [(played[i], segment) for i, segment in segments],
         skills,
         "none" if skills is None else "own_skill",
-        learner.learned.model.config.max_position_embeddings,
+        limit,
         keep_unpaired=True,
     )
     rows = build_rows(segments, pairs, advantages)
-    metrics = {"reward/dead_groups": dead}
+    metrics = {"reward/dead_groups": advantages.dead}
+    if needs.step_skill and rows:
+        steps, found = build_step_pairs(
+            tokenizer, [(played[i], segment) for i, segment in segments], turn_skills, limit
+        )
+        rows = read_steps(learner, rows, steps)
+        metrics |= {f"distill/turns_{name}": float(count) for name, count in found.items()}
     if needs.teacher != "none":
         tokens = sum(row.n_tokens for row in rows if row.distilled)
         metrics |= {f"distill/{name}": float(count) for name, count in counts.items()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import diagnostics.paired as paired
+from diagnostics import forward
 from diagnostics.capture.hf import decoder_blocks
 from diagnostics.paired import PairedPass, PairedSegment, build_pairs, run_pairs
 from diagnostics.records import Message, TokenClass
@@ -145,7 +145,7 @@ def test_b53_only_generated_tokens_are_paired() -> None:
     assert sampled.response_mask.sum() == 5
     ((pair,), _) = build_pairs(tokenizer, [(trajectory([]), sampled)], {"t0": "try"}, "own_skill", 1000)
     assert decode(tokenizer, pair.response_ids) == "abcde"
-    assert run_pairs(tiny_model(), [pair], states=True).student_logprobs.shape == (5,)
+    assert run_pairs(tiny_model(), [pair], states="before").student_logprobs.shape == (5,)
 
 
 def test_b08_segments_of_a_rewritten_history_pair_too() -> None:
@@ -164,7 +164,7 @@ def test_b08_segments_of_a_rewritten_history_pair_too() -> None:
 
 def _oracle(model: Any, ids: np.ndarray, positions: np.ndarray, temperature: float = 1.0) -> dict[str, Tensor]:
     """The slow way: every token of one row through the whole model, then a loop over its response."""
-    output = model(torch.from_numpy(ids.astype(np.int64))[None], output_hidden_states=True)
+    output = model(torch.from_numpy(ids.astype(np.int64))[None], output_hidden_states="before")
     logprobs, entropies = [], []
     for position in positions:
         distribution = torch.distributions.Categorical(logits=output.logits[0, position - 1] / temperature)
@@ -189,7 +189,7 @@ def test_run_pairs_against_one_row_at_a_time(kind: str, micro_batch_tokens: int 
         model,
         PAIRS,
         temperature=0.7,
-        states=True,
+        states="before",
         entropy=True,
         extra_layers=("embed", "final_norm"),
         micro_batch_tokens=micro_batch_tokens,
@@ -229,29 +229,29 @@ def test_b05_an_empty_skill_changes_nothing_bit_for_bit(kind: str, micro_batch_t
         replace(pair, teacher_ids=pair.student_ids, teacher_positions=pair.student_positions, context="none")
         for pair in PAIRS
     ]
-    result = run_pairs(model, same, states=True, micro_batch_tokens=micro_batch_tokens)
+    result = run_pairs(model, same, states="before", micro_batch_tokens=micro_batch_tokens)
     assert torch.equal(result.student_logprobs, result.teacher_logprobs)  # type: ignore[arg-type]
     assert torch.equal(result.student_states, result.teacher_states)  # type: ignore[arg-type]
-    moved = run_pairs(model, PAIRS, states=True)  # negative control: a skill does change both
+    moved = run_pairs(model, PAIRS, states="before")  # negative control: a skill does change both
     assert (moved.student_logprobs - moved.teacher_logprobs).abs().min() > 1e-4  # type: ignore[operator]
 
 
 def test_b05_both_branches_run_at_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    original = paired.capture_states
+    original = forward.capture_states
 
     def recorded(model: Any, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         shapes.append(tuple(ids.shape))
         return original(model, ids, *args, **kwargs)
 
-    monkeypatch.setattr(paired, "capture_states", recorded)
+    monkeypatch.setattr(forward, "capture_states", recorded)
     model = tiny_model()
     run_pairs(model, PAIRS)
     assert shapes == [(3, 35), (3, 35)]
     run_pairs(model, PAIRS, teacher=False)
     assert shapes[2:] == [(3, 33)]
     run_pairs(model, PAIRS, pad_to_teacher=False)
-    assert shapes[3:] == [(3, 33), (3, 35)]
+    assert shapes[3:] == [(3, 35), (3, 33)]  # the teacher first
     shapes.clear()
     run_pairs(model, PAIRS, micro_batch_tokens=60)  # widths 26, 35, 27: the widest alone, the others together
     assert shapes == [(1, 35), (1, 35), (2, 27), (2, 27)]
@@ -260,7 +260,7 @@ def test_b05_both_branches_run_at_the_same_shape(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("micro_batch_tokens", [None, 1])
 def test_b06_what_stands_at_pads_stays_there(micro_batch_tokens: int | None) -> None:
     model = tiny_model()
-    clean = run_pairs(model, PAIRS, states=True)
+    clean = run_pairs(model, PAIRS, states="before")
     widths = [len(pair.student_ids) for pair in PAIRS]
 
     def poison(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ def test_b06_what_stands_at_pads_stays_there(micro_batch_tokens: int | None) -> 
         return poisoned
 
     handle = decoder_blocks(model)[-1].register_forward_hook(poison)
-    dirty = run_pairs(model, PAIRS, states=True, teacher=False)
+    dirty = run_pairs(model, PAIRS, states="before", teacher=False)
     handle.remove()
     assert dirty.student_states is not None
     assert torch.isfinite(dirty.student_states).all() and torch.isfinite(dirty.student_logprobs).all()
@@ -308,7 +308,7 @@ def _gradients(model: Any, result: PairedPass) -> list[Tensor]:
 
 def test_gradients_of_the_student_equal_those_of_the_slow_way() -> None:
     model = tiny_model()
-    options: dict[str, Any] = {"states": True, "entropy": True, "student_grad": True}
+    options: dict[str, Any] = {"states": "before", "entropy": True, "student_grad": True}
     result = run_pairs(model, PAIRS, **options)
     assert not result.teacher_logprobs.requires_grad and not result.teacher_states.requires_grad  # type: ignore[union-attr]
     slow = [_oracle(model, pair.student_ids, pair.student_positions) for pair in PAIRS]
@@ -328,10 +328,10 @@ def test_gradients_of_the_student_equal_those_of_the_slow_way() -> None:
 
 def test_the_head_applied_in_pieces_changes_neither_values_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
-    options: dict[str, Any] = {"states": True, "entropy": True, "student_grad": True}
+    options: dict[str, Any] = {"states": "before", "entropy": True, "student_grad": True}
     whole = run_pairs(model, PAIRS, **options)
     expected = _gradients(model, whole)
-    monkeypatch.setattr(paired, "LOGIT_ELEMENTS", 4 * 300)
+    monkeypatch.setattr(forward, "LOGIT_ELEMENTS", 4 * 300)
     pieces = run_pairs(model, PAIRS, **options)
     _close(pieces.student_logprobs, whole.student_logprobs, atol=1e-5)
     _close(pieces.student_entropy, whole.student_entropy, atol=1e-5)  # type: ignore[arg-type]
@@ -342,8 +342,8 @@ def test_the_head_applied_in_pieces_changes_neither_values_nor_gradients(monkeyp
 
 def test_a_teacher_of_other_weights() -> None:
     model, frozen = tiny_model(seed=0), tiny_model(seed=1)
-    result = run_pairs(model, PAIRS, teacher_model=frozen, states=True)
-    own = run_pairs(frozen, PAIRS, states=True)
+    result = run_pairs(model, PAIRS, teacher_model=frozen, states="before")
+    own = run_pairs(frozen, PAIRS, states="before")
     assert torch.equal(result.teacher_logprobs, own.teacher_logprobs)  # type: ignore[arg-type]
     assert torch.equal(result.teacher_states, own.teacher_states)  # type: ignore[arg-type]
     assert torch.equal(result.student_logprobs, run_pairs(model, PAIRS).student_logprobs)
@@ -352,7 +352,7 @@ def test_a_teacher_of_other_weights() -> None:
 def test_a_pair_without_teacher_is_marked_and_reads_its_own_context() -> None:
     model = tiny_model()
     lone = replace(PAIRS[1], teacher_ids=None, teacher_positions=None)
-    result = run_pairs(model, [PAIRS[0], lone, PAIRS[2]], states=True)
+    result = run_pairs(model, [PAIRS[0], lone, PAIRS[2]], states="before")
     assert result.has_teacher.tolist() == [True] * 5 + [False] * 5 + [True] * 3
     assert result.teacher_logprobs is not None
     without = ~result.has_teacher
@@ -374,7 +374,7 @@ def test_dropout_touches_the_branch_with_gradients_only() -> None:
 def test_a_row_without_response_tokens_is_harmless() -> None:
     empty = random_pair(3, responses=0)
     assert run_pairs(tiny_model(), [PAIRS[0], empty, PAIRS[2]], micro_batch_tokens=1).row.tolist() == [0] * 5 + [2] * 3
-    alone = run_pairs(tiny_model(), [empty], states=True, entropy=True)
+    alone = run_pairs(tiny_model(), [empty], states="before", entropy=True)
     assert alone.student_states is not None and alone.student_states.shape == (3, 0, 64)
 
 

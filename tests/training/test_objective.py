@@ -19,7 +19,7 @@ from training.methods import pr_opd
 from training.objective import Objective, objective
 
 PLAIN = ObjectiveConfig(kl_coefficient=0.0, entropy_coefficient=0.0)
-ALIGNED = Needs("hindsight", "current", states=True)
+ALIGNED = Needs("hindsight", teacher="current", states="before")
 
 
 def batch(n: int, total: int | None = None, **given: Any) -> Batch:
@@ -107,7 +107,7 @@ def test_b34_a_missing_field_is_an_error_and_not_a_no_op(missing: str) -> None:
 def test_reward_coefficient_zero_leaves_the_method_alone() -> None:
     student = leaf(4)
     config = ObjectiveConfig(kl_coefficient=1.0, entropy_coefficient=1.0)
-    needs = replace(ALIGNED, reward_coefficient=0.0)
+    needs = replace(ALIGNED, policy_coefficient=0.0, regularised=False)
     extra = LossTerm("extra", student * 0 + 2.0, torch.ones(4, dtype=torch.bool), 0.5)
     result = objective(batch(4, reference_logprobs=None), passed(student, student_entropy=None), config, needs, [extra])
     assert result.loss.item() == pytest.approx(1.0)
@@ -135,7 +135,7 @@ def losses(groups: Sequence[Sequence[float]], reduction: str) -> float:
         scale = torch.full((n,), of.scale(index, distilled=True))
         values = torch.tensor(group)
         terms = [LossTerm("x", values, torch.ones(n, dtype=torch.bool), 1.0)]
-        needs = replace(ALIGNED, reward_coefficient=0.0)
+        needs = replace(ALIGNED, policy_coefficient=0.0, regularised=False)
         total += float(objective(batch(n, distill_scale=scale), passed(leaf(n)), PLAIN, needs, terms).loss)
     return total
 
@@ -230,5 +230,6 @@ def test_pr_opd_stages() -> None:
     config = pr_opd.PrOpdConfig(start_step=3, reward_coefficient=0.0)
     assert pr_opd.needs(config, 2) == Needs()
     second = pr_opd.needs(config, 3)
-    assert (second.skill, second.teacher, second.states, second.reward_coefficient) == ("hindsight", "current", True, 0)
-    assert pr_opd.needs(replace(config, coefficient=0.0), 3) == Needs(reward_coefficient=0.0)
+    assert (second.skill, second.teacher, second.states) == ("hindsight", "current", "before")
+    assert (second.policy_coefficient, second.regularised) == (0.0, False)
+    assert pr_opd.needs(replace(config, coefficient=0.0), 3) == Needs(policy_coefficient=0.0, regularised=False)

@@ -10,7 +10,7 @@ Ours where the paper is silent: see docs/methods.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -37,10 +37,10 @@ class PrOpdConfig:
 def needs(config: PrOpdConfig, step: int) -> Needs:
     if step < config.start_step:
         return Needs()
-    reward = {"policy_coefficient": config.reward_coefficient, "regularised": bool(config.reward_coefficient)}
+    alone = Needs(policy_coefficient=config.reward_coefficient, regularised=bool(config.reward_coefficient))
     if not config.coefficient:
-        return Needs(**reward)
-    return Needs("hindsight", teacher="current", states="before", **reward)
+        return alone
+    return replace(alone, skill="hindsight", teacher="current", states="before")
 
 
 def loss(batch: Batch, pair: PairedPass, config: PrOpdConfig, step: int, projector: nn.Module | None) -> list[LossTerm]:

@@ -1,0 +1,144 @@
+"""One forward pass over contexts of different lengths, gathered to the response tokens before the head is applied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from diagnostics.capture.hf import capture_states, output_head
+
+LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
+
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+
+
+class Context(NamedTuple):
+    """One sequence and the positions OF its M response tokens."""
+
+    ids: np.ndarray  # [T]
+    positions: np.ndarray  # [M]
+    response_ids: np.ndarray  # [M]
+
+
+class Reading(NamedTuple):
+    logprobs: Float[Tensor, "M"]  # nats
+    entropy: Float[Tensor, "M"] | None
+    divergence: Float[Tensor, "M"] | None
+    states: dict[str, Float[Tensor, "M D"]]  # by layer
+    final: Float[Tensor, "M D"]  # before each token, what the head reads
+
+
+class Against(NamedTuple):
+    """The other branch's distribution, for a divergence over the full vocabulary."""
+
+    kind: Divergence
+    model: Any
+    final: Float[Tensor, "M D"]
+
+
+@contextmanager
+def reading_mode(model: Any, grad: bool) -> Iterator[None]:
+    """Gradients on or off; without them also dropout off, and every module back in its mode afterwards."""
+    training = [] if grad else [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.set_grad_enabled(grad):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def read_contexts(
+    model: Any,
+    contexts: Sequence[Context],
+    width: int = 0,
+    *,
+    temperature: float,
+    layers: Sequence[str] = (),
+    at: bool = False,
+    entropy: bool = False,
+    against: Against | None = None,
+) -> Reading:
+    """One forward over right-padded contexts, at least `width` wide.
+
+    Args: at, states at the response tokens instead of before them; against, the teacher that the student's full
+    distribution is compared with.
+    """
+    device = next(model.parameters()).device
+    width = max(width, *(len(context.ids) for context in contexts))
+    ids = np.zeros((len(contexts), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for index, context in enumerate(contexts):
+        ids[index, : len(context.ids)] = context.ids
+        mask[index, : len(context.ids)] = 1
+    rows = np.repeat(np.arange(len(contexts)), [len(context.positions) for context in contexts])
+    places = np.concatenate([context.positions for context in contexts]).astype(np.int64)
+    targets = np.concatenate([context.response_ids for context in contexts]).astype(np.int64)
+    count = len(places)
+    before = places - 1
+    if at and layers:  # one selection of both kinds: the head reads the first half, the states are the second
+        rows, before = np.tile(rows, 2), np.concatenate([before, places])
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    capture = capture_states(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
+    final = capture.final[:count]
+    states = {name: states[-count:] for name, states in capture.states.items()}
+    logprobs, entropies, divergences = _score(model, final, tensor(targets), temperature, entropy, against)
+    return Reading(logprobs, entropies, divergences, states, final)
+
+
+def divergence(student: Float[Tensor, "M V"], teacher: Float[Tensor, "M V"], kind: Divergence) -> Float[Tensor, "M"]:
+    """How far two distributions lie apart, over the full vocabulary.
+
+    reverse_kl = sum p_S (log p_S - log p_T); forward_kl = sum p_T (log p_T - log p_S);
+    jsd = 1/2 KL(p_S || m) + 1/2 KL(p_T || m), m = (p_S + p_T) / 2.
+    Args: log-probabilities, normalised, nats. Returns: [M] nats, >= 0, jsd <= ln 2. Gradients flow into the student.
+    """
+    if kind == "reverse_kl":
+        return (student.exp() * (student - teacher)).sum(-1)
+    if kind == "forward_kl":
+        return (teacher.exp() * (teacher - student)).sum(-1)
+    middle = torch.logaddexp(student, teacher) - math.log(2)
+    return ((student.exp() * (student - middle)).sum(-1) + (teacher.exp() * (teacher - middle)).sum(-1)) / 2
+
+
+def _score(
+    model: Any, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, against: Against | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Log-probs of the targets, entropies and divergences, the head applied piece by piece so that [M, V] never
+    exists."""
+
+    def full(reader: Any, piece: Tensor) -> Tensor:
+        return torch.log_softmax(output_head(reader)(piece).float() / temperature, dim=-1)
+
+    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs = full(model, piece)
+        nothing = logprobs.new_zeros(0)
+        entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else nothing
+        apart = nothing
+        if against is not None:
+            with torch.no_grad():
+                teacher = full(against.model, other)
+            apart = divergence(logprobs, teacher, against.kind)
+        return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart
+
+    size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
+    if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
+        score = partial(checkpoint, score, use_reentrant=False)
+    others = hidden if against is None else against.final
+    pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, others)), strict=True)]
+    logprobs, entropies, divergences = (torch.cat(part) for part in zip(*pieces, strict=True))
+    return logprobs, entropies if entropy else None, None if against is None else divergences
