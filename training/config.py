@@ -70,7 +70,8 @@ class SkillsConfig:
     library: str | None = None  # folder or file of skills; None: the environment's own
     retrieval: Literal["keyword", "ucb", "full", "random", "none"] = "keyword"
     ucb_c: float = 1.0  # exploration of "ucb"
-    control: Literal["own_skill", "other_skill", "unrelated", "shuffled", "none"] = "own_skill"  # what the teacher reads
+    # what the teacher reads in the skill's place
+    control: Literal["own_skill", "other_skill", "unrelated", "shuffled", "none"] = "own_skill"
     budget: int = 1024  # tokens; a longer skill is never cut, its trajectory is left out of distillation and counted
 
 
