@@ -218,6 +218,8 @@ def doctor(words: Sequence[str]) -> int:
     from training.arguments import parse
 
     given = parse(Doctor(), words, "undertow doctor")
+    if given.losses:
+        return _verify(given)
     from training.doctor import examine
 
     failed = 0
@@ -331,6 +333,24 @@ def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> Non
     else:
         print("there are no change rates yet, which figure 1 needs: `undertow diagnose`", file=sys.stderr)
     print(f"report: {report_run(folder)}")
+
+
+def _verify(given: Doctor) -> int:
+    """The doctor's look at the methods; 1 when one of them is off."""
+    import pandas as pd
+
+    from analysis.plain import print_table
+    from training.verify import TOLERANCE, verify
+
+    assert given.losses is not None
+    found, tolerance = verify(given.losses, given.device, given.dtype), TOLERANCE[given.dtype]
+    rows = [
+        {"": "ok" if off.within(tolerance) else "BAD", "answer": off.name, "value": off.value, "gradient": off.gradient}
+        for off in found
+    ]
+    title = f"largest deviation from {given.losses}, relative to the largest entry; {given.dtype} on {given.device}"
+    print_table(pd.DataFrame(rows), f"{title}, tolerance {tolerance:.0e}")
+    return int(not all(off.within(tolerance) for off in found))
 
 
 def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:

@@ -130,6 +130,9 @@ class Methods:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check versions, compiler, games, action dialect, models, cache and threads."""
+    """Check versions, compiler, games, action dialect, models, cache and threads; or, with --losses, the methods."""
 
     skills: str | None = None  # artifact or library of skills whose verbs are compared with the engine's
+    losses: str | None = None  # golden file whose losses and gradients are recomputed here, instead of the checks
+    device: str = "cpu"  # of the recomputation
+    dtype: Literal["float32", "float64", "bfloat16"] = "float64"  # of its log-probs and states
