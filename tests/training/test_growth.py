@@ -25,7 +25,8 @@ def attempt(kind: str, task: str, number: int, won: bool, error: str | None = No
     return Trajectory(
         id=f"{task}.{number}", task_id=task, task_type=kind, env="household", split="train", description="do it",
         group=0, attempt=number, seed=0, step=0, turns=(Turn("A room.", (), "x", "x", True),), segments=(),
-        reward=10.0 * won, success=won, stop_reason="error" if error else "done", first_observation_sha256="", error=error,
+        reward=10.0 * won, success=won, stop_reason="error" if error else "done", first_observation_sha256="",
+        error=error,
     )  # fmt: skip
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from diagnostics.paired import PairedPass
 from training import method
+from training.batch import Batch
+from training.config import ObjectiveConfig
 from training.method import Needs, available_methods, describe, is_loaded, load_method
 from training.methods import rlsd
+from training.objective import objective
 
 OWN = """
 from __future__ import annotations
@@ -97,3 +103,27 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no method file"):
         load_method(str(tmp_path / "nothing.py"))
     assert method.is_loaded("grpo")
+
+
+def test_the_worked_example_of_the_docs(tmp_path: Path) -> None:
+    """docs/methods.md, "Adding a method": what it says is run, and is the method it says it is."""
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    margin = load_method(written(tmp_path, example, "margin.py"))
+    assert margin.needs(margin.config(), 0) == Needs("retrieved", teacher="rollout", teacher_logprobs=True)
+    assert margin.needs(margin.config(coefficient=0.0), 0) == Needs()
+    student = torch.tensor([-1.0, -1.0, -1.0, float("nan")], requires_grad=True)
+    mask = torch.tensor([True, True, True, False])
+    ones = torch.ones(4, dtype=torch.long)
+    batch = Batch(
+        row=ones, trajectory=ones, turn=ones, token_class=ones, mask=mask, distilled=mask, advantages=torch.ones(4),
+        rollout_logprobs=student.detach(), old_logprobs=student.detach(), reference_logprobs=None,
+        scale=mask / 3, distill_scale=mask / 3, n_tokens=3, n_distilled=3,
+    )  # fmt: skip
+    pair = PairedPass(ones, mask, student, teacher_logprobs=torch.tensor([-0.5, -0.95, -2.0, float("-inf")]))
+    terms = margin.loss(batch, pair, margin.config(), 0, None)
+    needs = Needs(policy_coefficient=0.0, regularised=False, teacher_logprobs=True)
+    value = objective(batch, pair, ObjectiveConfig(), needs, terms).loss
+    value.backward()
+    assert value.item() == pytest.approx(0.01 * 0.5 / 3)  # the gap of 0.05 is under the margin, that of -1 negative
+    assert student.grad.tolist() == pytest.approx([-0.01 / 3, 0, 0, 0])
