@@ -94,14 +94,14 @@ def panel_skills(session: Session, run: Path, protocol: Protocol) -> Artifact | 
 def training_episodes(session: Session, run: Path) -> Artifact:
     """The attempts at training tasks that insights are taken from, as a trajectories artifact of the run."""
     config = session.config
-    played = _how_played(session, config.seed, "experience", None, config.group_size)
-    played |= {"split": config.env.split, "tasks": config.tasks_per_step, "temperature": config.sampler.temperature}
+    played = _how_played(session, EARLIER_SEED, "experience", None, config.group_size)
+    played |= {"split": config.env.split, "tasks": config.tasks_per_step, "order": config.seed}
     path = run / "trajectories" / f"{config.env.kind}_{config.env.split}_step{session.step}_experience"
     found = _kept(path, "trajectories", played)
     if found is not None:
         return found
     extra = {"played": played, "tokenizer": tokenizer_digest(session.tokenizer)}
-    return save_trajectories(path, experience(session), config=config, seeds=[config.seed], extra=extra)
+    return save_trajectories(path, experience(session), config=config, seeds=[EARLIER_SEED], extra=extra)
 
 
 def own_skills(session: Session, run: Path, trajectories: Artifact) -> Artifact:

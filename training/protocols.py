@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 from diagnostics.records import Skill, Trajectory
 from diagnostics.render import encode
-from training.envs.panels import disjoint
-from training.rollout import Start
-from training.session import Session
+from training.envs.panels import disjoint, train_order
+from training.rollout import Start, group_starts
+from training.session import EARLIER_SEED, Session
 from training.skills.insights import retrieve_insights, write_insights
 from training.skills.library import load_library
 from training.skills.retrieval import Retriever
@@ -85,12 +85,14 @@ def reflexion(
 
 
 def experience(session: Session) -> list[Trajectory]:
-    """Attempts at training tasks that insights are taken from: one training step's episodes by these weights.
+    """Attempts at training tasks that insights are taken from: the tasks of one training step, no text in the prompt.
 
     Raises: ValueError when a training task is in the panel.
     """
     disjoint(session.train_tasks, session.panel)
-    return session.rollout(session.step)
+    config = session.config
+    tasks = train_order(session.train_tasks, config.seed, session.step, config.tasks_per_step)
+    return session.play(group_starts(tasks, config.group_size), EARLIER_SEED)
 
 
 def insight_skills(session: Session, attempts: Sequence[Trajectory]) -> dict[str, Skill]:
