@@ -72,21 +72,11 @@ def evaluate(words: Sequence[str]) -> int:
                 won = {episode["task_id"] for episode in episodes if episode["success"]}
                 report((index + 1) * each, success=len(won) / len({episode["task_id"] for episode in episodes}))
                 artifacts.append(made)
-    import pandas as pd
-
-    from analysis.frames import episode_frame
     from analysis.plain import print_table
-    from analysis.tables import success_table
-    from analysis.trials import by_trial
+    from analysis.trials import evaluation
 
-    episodes = pd.concat([episode_frame(artifact) for artifact in artifacts])
-    names = ["type", "success", "low", "high", "n_episodes", "n_tasks", "n_errors", "turns", "interval"]
-    title = f"{subject.name} on {config.env.kind} {play.panel}, {given.protocol}"
-    if given.protocol == "reflexion":
-        print_table(success_table(by_trial(episodes, trials), ["trials"])[["trials", *names]], f"{title}: won so far")
-    else:
-        with_text = f" ({episodes['with_skill'].sum()} of {len(episodes)} episodes with a text)"
-        print_table(success_table(episodes)[names], title + with_text * (given.protocol != "vanilla"))
+    table, remark = evaluation(artifacts, given.protocol, trials)
+    print_table(table, f"{subject.name} on {config.env.kind} {play.panel}, {given.protocol}{remark}")
     for artifact in artifacts:
         print(f"episodes: {artifact.path}")
     return 0
@@ -175,23 +165,13 @@ def build(words: Sequence[str]) -> int:
     given = parse(Build(), words, "undertow build")
     if given.target != "tiny":
         raise ValueError(f"there is nothing named {given.target!r} to build; say `undertow build tiny`")
-    from contextlib import ExitStack
-
-    from diagnostics.progress import progress
+    from diagnostics.progress import parts
     from training.cache import cache_dir
     from training.models import tiny
 
     chosen = {name: value for name in ("games", "tokens") if (value := getattr(given, name)) is not None}
     recipe = replace(tiny.Recipe(), seed=given.seed, threads=given.threads, **chosen)
-    bars: dict[str, Any] = {}
-    with ExitStack() as stack:
-
-        def report(stage: str, done: int, total: int, loss: float) -> None:
-            if stage not in bars:
-                stack.close()
-                bars[stage] = stack.enter_context(progress(stage, total))
-            bars[stage](done, **({} if loss != loss else {"loss": loss}))
-
+    with parts() as report:
         tiny.build(Path(given.out), recipe, cache_dir(), report)
     print(f"policy: {given.out}")
     return 0
@@ -233,8 +213,8 @@ def reproduce(words: Sequence[str]) -> int:
     from training.arguments import parse
 
     given = parse(Reproduce(), words, "undertow reproduce")
-    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study, summary, tabulate
-    from analysis.plain import print_table
+    from analysis import invisible_advantage
+    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study
     from training.settings import suggestion
 
     if given.target != NAME:
@@ -244,10 +224,7 @@ def reproduce(words: Sequence[str]) -> int:
     folder = Path(given.out or f"runs/{NAME}")
     code = reproduce_study(folder, PRESETS[given.recipe], given.seed)
     if code != 130 and (folder / "policy" / "measurements").is_dir():
-        tables, inputs = tabulate(folder)
-        for title, table in summary(tables).items():
-            print_table(table, title)
-        _draw(folder, tables, inputs)
+        _conclude(folder, invisible_advantage)
     return code
 
 
@@ -256,10 +233,9 @@ def ablate(words: Sequence[str]) -> int:
     from training.settings import suggestion
 
     given = parse(options.Ablate(), words, "undertow ablate")
+    from analysis import ablation_tables
     from analysis.ablation import PRESETS, ablate_study
-    from analysis.ablation_tables import has_results, summary, tabulate
     from analysis.arms import find_study
-    from analysis.plain import print_table
 
     if given.recipe not in PRESETS:
         raise ValueError(f"there is no recipe {given.recipe!r} of ablations; {suggestion(given.recipe, PRESETS)}")
@@ -268,11 +244,8 @@ def ablate(words: Sequence[str]) -> int:
     folder = Path(given.out or f"runs/{study.name}-{given.recipe}")
     check = partial(check_training, Train(), given.method)
     code = ablate_study(folder, study, sizes, seeds, starred=given.starred, check=check)
-    if code != 130 and has_results(folder):
-        tables, inputs = tabulate(folder)
-        for title, table in summary(tables).items():
-            print_table(table, title)
-        _draw(folder, tables, inputs)
+    if code != 130 and ablation_tables.has_results(folder):
+        _conclude(folder, ablation_tables)
     return code
 
 
@@ -315,6 +288,16 @@ def main() -> int:
             raise
         print(f"undertow: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _conclude(folder: Path, study: Any) -> None:
+    """Print and draw what a study came to."""
+    from analysis.plain import print_table
+
+    tables, inputs = study.tabulate(folder)
+    for title, table in study.summary(tables).items():
+        print_table(table, title)
+    _draw(folder, tables, inputs)
 
 
 def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> None:

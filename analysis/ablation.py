@@ -48,7 +48,7 @@ PRESETS: dict[str, Sizes] = {
         save_every=1,
         eval_seeds=1,
         seeds=(0,),
-        settings={"tasks_per_step": 2, "group_size": 2, "env.max_turns": 4},
+        settings={"tasks_per_step": 2, "group_size": 2, "env.max_turns": 12},
     ),
 }
 

@@ -1,8 +1,28 @@
-"""Several attempts at one task: what counts after each further one."""
+"""What an evaluation comes to: success by task type, and with several attempts at a task what counts after each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
+
+from analysis.frames import episode_frame
+from analysis.tables import success_table
+from diagnostics.artifact import Artifact
+
+_COLUMNS = ["type", "success", "low", "high", "n_episodes", "n_tasks", "n_errors", "turns", "interval"]
+
+
+def evaluation(artifacts: Sequence[Artifact], protocol: str, trials: int = 1) -> tuple[pd.DataFrame, str]:
+    """Success by task type of an evaluation's episodes, and a remark for its title.
+
+    Args: protocol, as in training/protocols.py; trials, attempts at a task under reflexion.
+    """
+    episodes = pd.concat([episode_frame(artifact) for artifact in artifacts])
+    if protocol == "reflexion":
+        return success_table(by_trial(episodes, trials), ["trials"])[["trials", *_COLUMNS]], ": won so far"
+    texts = f" ({episodes['with_skill'].sum()} of {len(episodes)} episodes with a text)"
+    return success_table(episodes)[_COLUMNS], "" if protocol == "vanilla" else texts
 
 
 def by_trial(episodes: pd.DataFrame, trials: int) -> pd.DataFrame:

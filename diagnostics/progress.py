@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 VARIABLE = "UNDERTOW_PROGRESS"  # path of the file a study reads
 _LINE_EVERY = 10.0  # seconds between plain lines
@@ -44,6 +44,22 @@ def progress(stage: str, total: int) -> Iterator[Report]:
                 print(f"{stage} {step}/{total} {_describe(values)}".rstrip(), file=sys.stderr, flush=True)
 
         yield to_lines
+
+
+@contextmanager
+def parts() -> Iterator[Callable[[str, int, int, float], None]]:
+    """Yields report(stage, step, total, loss) for a command of several stages, one progress after the other; a loss of
+    NaN is none."""
+    begun: dict[str, Report] = {}
+    with ExitStack() as stack:
+
+        def report(stage: str, step: int, total: int, loss: float) -> None:
+            if stage not in begun:
+                stack.close()
+                begun[stage] = stack.enter_context(progress(stage, total))
+            begun[stage](step, **({} if loss != loss else {"loss": loss}))
+
+        yield report
 
 
 def _bar(stage: str, total: int) -> Iterator[Report]:
