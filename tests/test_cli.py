@@ -22,6 +22,8 @@ from training.method import available_methods
 from training.models import load
 from training.options import Train
 from training.settings import FREE, from_document, put, read_config, refuse_changes, suggestion
+from training.skills.library import save_markdown
+from training.skills.schema import Library, Rule
 from training.subject import find_subject, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -395,36 +397,17 @@ def test_subjects(model_folder: Path, tmp_path: Path) -> None:
 
 # --- doctor
 
-HOLDING = ("go to desk 1", "move mug 1 to desk 1", "look")
-
-
-def test_dialects_that_agree_and_that_do_not() -> None:  # case B39
-    good = [("skill a", "Take the mug, then move it to the desk. Put it there, then look around in the room.")]
-    assert doctor.dialect_mismatches(HOLDING, good) == []
-    old = [("skill b", "put the mug in/on the desk"), ("skill c", "Then Put mug 1 on desk 1."), *good]
-    found = doctor.dialect_mismatches(HOLDING, old)
-    assert len(found) == 2 and "skill b" in found[0] and "move X to Y" in found[0] and "skill c" in found[1]
-    assert "put X in/on Y" in doctor.dialect_mismatches(("put mug 1 in/on desk 1",), good)[0]
-    assert "neither" in doctor.dialect_mismatches(("look",), good)[0]
-
 
 def test_the_doctor_reports_what_is_wrong(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setattr(load, "TINY", tmp_path / "nothing")
     monkeypatch.setitem(doctor.TESTED, "pyarrow", "0.1")
-    (tmp_path / "skills").mkdir()
-    (tmp_path / "skills" / "a.md").write_text("Always put the object in/on the target.")
+    rule = Rule("a", "Always", "Put the object in/on the target.")
+    save_markdown(Library((), {"heat": (rule,)}), tmp_path / "skills")
     code, printed, _ = say("doctor", "--skills", "skills")
     lines = {line.split()[1]: line for line in printed.splitlines()}
     assert code == 1
-    assert lines["dialect"].startswith("BAD") and "a.md" in lines["dialect"]
+    assert lines["dialect"].startswith("BAD") and "skills for heat" in lines["dialect"]
     assert lines["versions"].startswith("BAD") and "pyarrow" in lines["versions"]
     assert lines["tiny"].startswith("BAD") and "build tiny" in lines["tiny"]
     assert lines["cache"].startswith("ok") and lines["household"].startswith("ok")
-
-
-def test_our_own_texts_speak_the_engines_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path))
-    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    found = {finding.name: finding for finding in doctor.examine()}
-    assert found["dialect"].well, found["dialect"].text

@@ -28,7 +28,13 @@ TESTED = {
     "tyro": "1.0",
 }
 VERBS = ("put", "move", "take", "go to", "open", "close", "clean", "heat", "cool", "use")
-OLD_PUT = re.compile(r"\bput\b[^.;,<]*\b(?:in/on|in|on|into|onto)\b", re.IGNORECASE)
+# How texts say that an object is put down: as a command of the old dialect, and in any words but the engine's "move".
+OLD_PUT = re.compile(r"\bput\b[^.;,<\n]{1,60}?\bin/on\b|\bput \w+ \d+ (?:in|on|into|onto) \w+ \d+", re.IGNORECASE)
+PUT_DOWN = re.compile(
+    r"\b(?:put|place) (?:it|them|two|both|(?:an?|the) object)\b|\bput\b[^.;,<\n]{1,60}? (?:in|on|into|onto)\b",
+    re.IGNORECASE,
+)
+MOVE = re.compile(r"\bmove (?!to\b)[^.;\n]{1,60}? to\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,11 @@ def examine(skills: str | None = None) -> Iterator[Finding]:
 
 
 def dialect_mismatches(commands: Iterable[str], texts: Iterable[tuple[str, str]]) -> list[str]:
-    """Texts that tell a policy to "put X in/on Y" where the engine says "move X to Y", or the reverse (case B39).
+    """Texts that do not put objects down in the engine's words, `move X to Y` (case B39), and engines that do not.
 
-    Args: commands, admissible ones of a game while an object is held; texts, (where it stands, text).
+    A text is at fault where it has the old command ("put X in/on Y", "put mug 1 on desk 1"), or tells to put or place
+    something and never says "move ... to"; a text that says both explains the one by the other.
+    Args: commands, admissible ones of a game while an object is held; texts, (where it stands, all that is read there).
     Returns: one sentence a mismatch; [] where prompt, skills and engine speak alike.
     """
     spoken = {verb for command in commands for verb in VERBS if command.startswith(f"{verb} ")}
@@ -72,11 +80,10 @@ def dialect_mismatches(commands: Iterable[str], texts: Iterable[tuple[str, str]]
         return ["the engine says `put X in/on Y`, a dialect before alfworld 0.4.0; prompts and skills here say `move`"]
     if "move" not in spoken:
         return ["the game offers neither `move X to Y` nor `put X in/on Y` while an object is held"]
-    return [f"{where} says {found[0]!r}; the engine says `move X to Y`" for where, found in _old(texts)]
-
-
-def _old(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, re.Match[str]]]:
-    return ((where, found) for where, text in texts if (found := OLD_PUT.search(text)))
+    found = (
+        (where, OLD_PUT.search(text) or (not MOVE.search(text) and PUT_DOWN.search(text))) for where, text in texts
+    )
+    return [f"{where} says {match[0]!r}; the engine says `move X to Y`" for where, match in found if match]
 
 
 def _python() -> str:
@@ -149,8 +156,9 @@ def _dialect(skills: str | None) -> str:
         games = [game_data(game_record(plan_game("train", 0, 0), "train"), scratch)]
     if counts := _counts(folder := alfworld_folder()):
         games.append(read_record(load_tasks(folder, min(counts))[0]))
-    texts = [*_own_texts(), *(_skill_texts(Path(skills)) if skills else ())]
-    wrong = [fault for game in games for fault in dialect_mismatches(_commands_while_holding(game), texts)]
+    texts = [*_own_texts(), *(_skill_texts(skills) if skills else ())]
+    played = [_commands_while_holding(game) for game in games]
+    wrong = list(dict.fromkeys(fault for commands in played for fault in dialect_mismatches(commands, texts)))
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError("; ".join(wrong[:3]) + more)
@@ -172,8 +180,8 @@ def _commands_while_holding(game: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _own_texts() -> Iterator[tuple[str, str]]:
-    """Sources of the texts that a policy of ours reads: prompts, and the wording of skills. Task sentences, which say
-    "put" in every dialect, are the engine's own."""
+    """Sources of the texts that a policy of ours reads: prompts, the wording of skills, and the library. Task
+    sentences, which say "put" in every dialect, are the engine's own."""
     import inspect
 
     from diagnostics import render
@@ -182,19 +190,20 @@ def _own_texts() -> Iterator[tuple[str, str]]:
 
     for source in (render, hindsight, skill_text):
         yield source.__name__, inspect.getsource(source)
+    yield from _skill_texts("household")
 
 
-def _skill_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Skills of an artifact, or every .json, .md and .txt file in a folder."""
+def _skill_texts(source: str) -> Iterator[tuple[str, str]]:
+    """Skills of an artifact, or what a teacher reads of a library for each kind of task."""
     from diagnostics.artifact import load_skills
+    from training.skills.library import load_library
 
-    if (path / "manifest.json").is_file():
-        yield from ((f"skill {key}", skill.text) for key, skill in load_skills(path).items())
+    if (Path(source) / "manifest.json").is_file():
+        yield from ((f"skill {key}", skill.text) for key, skill in load_skills(source).items())
         return
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in (".json", ".md", ".txt"))
-    if not files:
-        raise ValueError(f"{path} holds no skills: neither an artifact nor .json, .md or .txt files")
-    yield from ((str(file), file.read_text(encoding="utf-8")) for file in files)
+    library = load_library(source)
+    yield from ((f"{source} for {name}", library.text(name)) for name in library.sections)
+    yield f"{source}, whole", library.text(*library.sections, mistakes=True)
 
 
 def _tiny() -> str:

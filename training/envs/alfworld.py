@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,6 @@ from training.envs.base import Step, Task
 from training.envs.games import read_record
 
 WIN_REWARD = 10.0
-# How texts name the command that puts an object down, in either dialect (ALFWorld changed it between versions).
-_PUT_DOWN = {
-    "put": re.compile(r"\bput\b[^.\n]{1,60}?\bin/on\b|\bput \w+ \d+ (?:in|on|into) \w+ \d+", re.IGNORECASE),
-    "move": re.compile(r"\bmove\b[^.\n]{1,60}?\bto\b", re.IGNORECASE),
-}
-_PUT_OBJECT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"((\w+)[^"]*)"')
 
 
 class AlfworldEnv:
@@ -65,20 +58,3 @@ class AlfworldEnv:
         """Let go of the game; the environment may be reset again."""
         self._turn = None
         self._engine.close()
-
-
-def dialect_mismatches(game: Mapping[str, Any], texts: Mapping[str, str]) -> list[str]:
-    """Texts (prompts, skills; name -> text) that name a command this game does not know, one sentence each.
-
-    ALFWorld 0.4 says "move X to Y" where earlier versions said "put X in/on Y"; the other form changes nothing.
-    """
-    found = _PUT_OBJECT.search(game["grammar"])
-    if found is None:
-        return ["the game's grammar has no action PutObject"]
-    template, verb = found.groups()
-    mismatches = []
-    for name, text in texts.items():
-        for other, pattern in _PUT_DOWN.items():
-            if other != verb and (phrase := pattern.search(text)):
-                mismatches.append(f'{name} says "{phrase.group()}", but the command of this game is "{template}"')
-    return mismatches

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from training.envs.rooms import keyed_generator
 from training.skills.schema import Library
@@ -41,8 +41,6 @@ class Retriever:
     """Chooses skills for tasks; counts what they got, and learns from rewards where the strategy is "ucb"."""
 
     def __init__(self, library: Library, strategy: Strategy = "keyword", seed: int = 0, c: float = 1.0):
-        if strategy not in get_args(Strategy):
-            raise ValueError(f"unknown retrieval {strategy!r}; expected one of {', '.join(get_args(Strategy))}")
         self.library, self.strategy, self.seed, self.c = library, strategy, seed, c
         self._rewards: dict[str, dict[str, tuple[int, float]]] = {}  # task type -> section -> (n, sum of rewards)
         self._counts: dict[str, dict[str, int]] = {}  # task type -> outcome -> tasks
