@@ -21,6 +21,8 @@ from typing import Any
 from analysis.arms import PLAN, Arm, Study
 from analysis.study import Stage, run_study
 
+_BEGIN = 7.0  # seconds until a stage has loaded everything
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -136,25 +138,25 @@ def _seed_stages(
     starts = {_start(arm, sizes) for arm in study.arms}
     own: dict[str, Any] = {"steps": sizes.stage1_steps, "eval.every": math.gcd(*starts)}
     own["save_every"] = math.gcd(settings["save_every"], *starts)
-    step = (480 if sizes.panel > 64 else 10) / PRESETS["tiny"].stage1_steps  # seconds
+    step = 0.4 * settings["tasks_per_step"] * settings["group_size"]  # seconds
     command = _undertow("train", *words({"out": stage1, **settings, **own}))
-    graph = [Stage(f"{seed}-stage1", command, stage1 / "checkpoints", needs, step * sizes.stage1_steps)]
+    graph = [Stage(f"{seed}-stage1", command, stage1 / "checkpoints", needs, _BEGIN + step * sizes.stage1_steps)]
     for arm in study.arms:
         run, name, steps = folder / arm.name, f"{seed}-{arm.name}", _steps(arm, sizes)
         checkpoint = stage1 / "checkpoints" / f"step_{_start(arm, sizes)}"
         own = {"method": arm.method, "steps": steps, "eval.every": sizes.eval_every, "init_from": checkpoint}
         command = _undertow("train", *words({"out": run, **settings, **own, **arm.settings}))
         output = run / "checkpoints" / f"step_{steps}"
-        graph.append(Stage(name, command, output, (f"{seed}-stage1",), 1.4 * step * steps))
+        graph.append(Stage(name, command, output, (f"{seed}-stage1",), _BEGIN + 1.4 * step * steps))
         asked = ["--seeds", ",".join(map(str, _eval_seeds(study, sizes)))]
         if "model.device" in study.common:
             asked += ["--device", study.common["model.device"]]
         if len(_eval_seeds(study, sizes)) > 1:  # training has played the first
             command = _undertow("eval", run, *asked)
-            graph.append(Stage(f"{name}-end", command, run / "trajectories", (name,), step))
+            graph.append(Stage(f"{name}-end", command, run / "trajectories", (name,), _BEGIN + step))
         if starred:
             command = _undertow("eval", run, *asked, "--protocol", "skill_prompt")
-            graph.append(Stage(f"{name}-starred", command, run / "trajectories", (name,), step))
+            graph.append(Stage(f"{name}-starred", command, run / "trajectories", (name,), _BEGIN + step))
     return graph
 
 
