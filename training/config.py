@@ -94,7 +94,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     skills: SkillsConfig = field(default_factory=SkillsConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    method: str = "grpo"  # name of a file in training/methods
+    method: str = "grpo"  # name of a file in training/methods, or a path to your own FILE.py
     method_config: Any = None  # the method's own frozen dataclass; None: its defaults
     steps: int = 150
     tasks_per_step: int = 16

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from diagnostics.records import Skill, Trajectory
+from diagnostics.render import encode
 from training.config import Config
 from training.envs.alfworld import AlfworldEnv
 from training.envs.base import Task
@@ -117,17 +118,19 @@ class Session:
         return trajectories
 
     def _player_skills(self, starts: Sequence[Start], step: int) -> dict[tuple[str, int], str] | None:
-        """The skills in the players' own prompts, where the method is one whose student reads them."""
+        """The skills in the players' own prompts, where the method is one whose student reads them; one over the
+        budget is left out."""
         method, source = load_method(self.config.method), self.skill_source
         own = method.config() if self.config.method_config is None else self.config.method_config
         if source is None or method.needs(own, step).seen_by != "student":
             return None
-        return {
-            (start.task.id, start.attempt): source.skill(
-                start.task.id, start.task.task_type, start.task.description, start.attempt, step
-            ).text
-            for start in starts
-        }
+        texts = {}
+        for start in starts:
+            task = start.task
+            skill = source.skill(task.id, task.task_type, task.description, start.attempt, step)
+            if len(encode(self.tokenizer, skill.text)) <= self.config.skills.budget:
+                texts[task.id, start.attempt] = skill.text
+        return texts
 
     def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
         """One hindsight skill a trajectory, by the weights as they are now."""

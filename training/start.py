@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -74,9 +75,12 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
 
 
 def _record(config: Config, run: Path, args: Mapping[str, Any]) -> None:
-    """config.json (resolved), args.json (as passed), code.diff (what differs from the last commit)."""
+    """config.json (resolved), args.json (as passed), code.diff (what differs from the last commit), and the file of a
+    method from outside."""
     write_json(run / "config.json", asdict(config))
     write_json(run / "args.json", args)
+    if config.method.endswith(".py"):
+        shutil.copyfile(config.method, run / "method.py")
     (run / "code.diff").write_text(_code_diff(), encoding="utf-8")
 
 

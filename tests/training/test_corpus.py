@@ -15,6 +15,7 @@ from training.envs.base import Task
 from training.envs.games import load_tasks
 from training.envs.household import generate
 from training.envs.rooms import DESCRIPTIONS, rooms
+from training.envs.sights import contents
 from training.models.corpus import (
     MAX_TURNS,
     acting,
@@ -27,7 +28,7 @@ from training.models.corpus import (
     truncated,
     writing,
 )
-from training.models.expert import Expert, Goal, contents, kind_of
+from training.models.expert import Expert, Goal, kind_of
 from training.skills.hindsight import CUE, parse_skill
 
 

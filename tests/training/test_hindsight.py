@@ -29,7 +29,7 @@ class TestSerialise:
         assert serialise(episode()).splitlines() == [
             "Task: put a mug on the desk.",
             "Outcome: success",
-            "go to shelf 1 -> On the shelf 1, you see a mug 2.",
+            "go to shelf 1 -> a mug 2 in shelf 1",
             "take mug 2 from shelf 1 -> You pick up the mug 2 from the shelf 1.",
             "go to desk 1",
         ]
@@ -41,7 +41,7 @@ class TestSerialise:
         for limit in (30, 100, 1000, 6000):
             assert len(serialise(long, max_chars=limit)) <= limit
         lines = serialise(long).splitlines()
-        assert max(map(len, lines)) <= 160 + len("go to desk 199 -> ")
+        assert max(map(len, lines)) <= 480 + len("go to desk 199 -> ")
         assert lines[-1] == "go to desk 199", "the end decides the outcome, it is kept"
         assert len(serialise(long, max_turns=3).splitlines()) == 5
 

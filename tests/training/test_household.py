@@ -22,7 +22,7 @@ from training.envs.household import (
     plan_game,
 )
 from training.envs.rooms import TREATMENTS, Game, Layout, keyed_generator, make_game, make_layout, pick, rooms
-from training.models.expert import contents
+from training.envs.sights import contents
 
 SIZES = {"train": 5, "valid_seen": 2, "valid_unseen": 2}  # more than one worker's share
 SPLITS = tuple(SIZES)

@@ -21,12 +21,14 @@ from diagnostics.records import Message, Trajectory, Turn
 from training.envs.base import Task
 from training.envs.household import process_env
 from training.envs.rooms import keyed_generator, rooms
-from training.models.expert import Expert, Goal, contents, kind_of
+from training.envs.sights import contents
+from training.models.expert import Expert, Goal, kind_of
 from training.skills.hindsight import hindsight_messages
 
 MAX_TURNS = 30
 SLIP = 0.1  # chance a turn that the expert is led astray by an unscored command
-_FOUND = re.compile(r"([a-z]+ \d+) was in ([a-z]+ \d+)")
+OVERLOOK = 0.9  # chance that a careless player does not see the wanted thing in a place
+_FOUND = re.compile(r"\ba ([a-z]+ \d+) in ([a-z]+ \d+)")
 _EMPTY = re.compile(r"No [a-z]+ in ([^.]*)\.")
 
 
@@ -39,20 +41,22 @@ class Example:
 
 def skill_text(goal: Goal, turns: Sequence[Turn], success: bool) -> str:
     """What an attempt teaches about its task: where things were and what to do, or where they were not."""
-    found: dict[str, str] = {}  # wanted things -> the place where they were first seen
+    found: dict[str, str] = {}  # wanted things, the latest find first -> the place where they were first seen
     empty: list[str] = []
     lamp = ""
     for turn in turns[1:]:
         for place, things in contents(turn.observation).items():
             wanted = [thing for thing in things if kind_of(thing) == goal.wanted]
-            found = {thing: place for thing in wanted} | found
+            found = {thing: place for thing in wanted if thing not in found} | found
             if not wanted and place not in empty:
                 empty.append(place)
             if goal.kind == "look" and (lamps := [thing for thing in things if kind_of(thing) == goal.target]):
-                lamp = lamp or f"a {lamps[0]} was in {place}"
-    taken = [turn.action.removeprefix("take ").partition(" from ") for turn in turns if turn.action.startswith("take ")]
-    used = {thing: place for thing, _, place in taken if kind_of(thing) == goal.wanted}
-    where = [f"a {thing} was in {place}" for thing, place in (used if success else used | found).items()][:2]
+                lamp = lamp or f"a {lamps[0]} in {place}"
+    done = [turn.action for turn in turns if turn.valid]
+    taken = [action.removeprefix("take ").partition(" from ") for action in done if action.startswith("take ")]
+    used = {thing: found.get(thing, place) for thing, _, place in taken if kind_of(thing) == goal.wanted}
+    where = [f"a {thing} in {place}" for thing, place in (used if success else used | found).items()]
+    where = where[: 2 if goal.kind == "two" else 1]
     where += [lamp] if lamp else []
     if not where or (not success and not used and not found):
         searched = f"No {goal.wanted} in {', '.join(empty[:12])}. " if empty else ""
@@ -60,8 +64,8 @@ def skill_text(goal: Goal, turns: Sequence[Turn], success: bool) -> str:
     told = " and ".join(where)
     if not success:
         return f"{told}. Go there first."
-    end = [turn.action for turn in turns if turn.action.startswith(("move ", "use "))][-1]
-    treat = [turn.action for turn in turns if goal.tool and turn.action.startswith(f"{goal.kind} ")]
+    end = [action for action in done if action.startswith(("move ", "use "))][-1]
+    treat = [action for action in done if goal.tool and action.startswith(f"{goal.kind} ")]
     return f"{told}. Take it, {', '.join([*treat[-1:], end])}."
 
 
@@ -72,23 +76,34 @@ def hints(skill: str) -> tuple[dict[str, str], frozenset[str]]:
 
 
 def play(
-    env: Any, task: Task, rng: np.random.Generator, skill: str = "", *, slip: float = SLIP
+    env: Any, task: Task, rng: np.random.Generator, skill: str = "", *, slip: float = SLIP, overlook: float = 0.0
 ) -> tuple[Trajectory, tuple[bool, ...]]:
-    """One expert episode and, for each turn, whether the reply is the expert's own."""
+    """One expert episode and, for each turn, whether the reply is the expert's own.
+
+    Args: overlook, chance that the things the task is about go unnoticed in an observation; a player of this kind
+        goes round again when it has searched every place.
+    """
     goal, step = Goal.parse(task.description), env.reset(task)
     known, avoid = hints(skill)
     expert = Expert(goal, rng, known=known, avoid=avoid, from_skill=frozenset(known))
     expert.begin(step.observation)
     turns: list[Turn] = []
     own: list[bool] = []
-    while len(turns) < MAX_TURNS and not step.won and (move := expert.act()) is not None:
+    while len(turns) < MAX_TURNS and not step.won:
+        move = expert.act()
+        if move is None and overlook:
+            expert.visited.clear()
+            move = expert.act()
+        if move is None:
+            break
         slips = rng.random() < slip
         thought, action = misstep(expert, step.admissible, turns[-1].action if turns else "", rng) if slips else move
         own.append(not slips)
         reply = f"<think>{thought}</think><action>{action}</action>"
         turns.append(Turn(step.observation, step.admissible, reply, action, action in step.admissible))
         step = env.step(action)
-        expert.observe(action, step.observation)
+        blind = overlook > 0 and rng.random() < overlook
+        expert.observe(action, overlooked(step.observation, goal) if blind else step.observation)
     trajectory = Trajectory(
         id=task.id, task_id=task.id, task_type=task.task_type, env=task.env, split=task.split,
         description=task.description, group=0, attempt=0, seed=0, step=0, turns=tuple(turns), segments=(),
@@ -96,6 +111,12 @@ def play(
         first_observation_sha256="", skill=skill or None,
     )  # fmt: skip
     return trajectory, tuple(own)
+
+
+def overlooked(observation: str, goal: Goal) -> str:
+    """The observation without the things that the task is about."""
+    names = f"{goal.wanted}|{goal.target}" if goal.kind == "look" else goal.wanted
+    return re.sub(rf"\b({names}) \d+", "thing 0", observation)
 
 
 def misstep(expert: Expert, admissible: Sequence[str], last: str, rng: np.random.Generator) -> tuple[str, str]:
@@ -123,7 +144,7 @@ def misstep(expert: Expert, admissible: Sequence[str], last: str, rng: np.random
 
 
 def truncated(trajectory: Trajectory, turns: int) -> Trajectory:
-    """The same attempt as if it had run out of turns."""
+    """The attempt as if it had run out of turns."""
     return replace(trajectory, turns=trajectory.turns[:turns], success=False, reward=0.0, stop_reason="turn_limit")
 
 
@@ -144,8 +165,8 @@ def writing(trajectory: Trajectory) -> Example:
 
 
 def examples_of(env: Any, task: Task, seed: int, plays: int = 3) -> list[Example]:
-    """All examples of one game. Each play is followed by one that has a skill of it: in turn of the whole attempt, and
-    of the attempt cut short before or after the wanted thing was seen."""
+    """All examples of one game. Each play is followed by one that has a skill: in turn of that play, and of a careless
+    player's attempt, which fails as a half-taught policy does."""
     rng = keyed_generator("corpus", seed, task.id)
     goal, out = Goal.parse(task.description), []
     for k in range(plays):
@@ -154,8 +175,10 @@ def examples_of(env: Any, task: Task, seed: int, plays: int = 3) -> list[Example
             continue
         out.append(acting(attempt, own))
         source = attempt
-        if k % 2 and len(attempt.turns) > 2:
-            source = truncated(attempt, int(rng.integers(2, len(attempt.turns))))
+        if k % 2:
+            careless, _ = play(env, task, rng, slip=3 * SLIP, overlook=OVERLOOK)
+            whole = k % 4 == 1 and not careless.success
+            source = truncated(careless, len(careless.turns) if whole else int(rng.integers(2, len(careless.turns))))
         out.append(writing(source))
         again, own = play(env, task, rng, skill_text(goal, source.turns, source.success))
         out += [acting(again, own)] if again.success else []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from training.envs.rooms import TREATMENTS, rooms
+from training.envs.sights import closed, contents, things
 
 _GOALS = (
     (re.compile(r"(?:put two|find two) (\w+) (?:and put them )?(?:in|on) (\w+)"), "two"),
@@ -19,9 +20,6 @@ _GOALS = (
     (re.compile(r"(?P<how>clean|heat|cool) some (\w+) and put it (?:in|on) (\w+)"), ""),
     (re.compile(r"put (?:a|some) (\w+) (?:in|on) (\w+)"), "place"),
 )
-_SEEN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\. In it, you see) ([^.]*)\.")
-_CLOSED = re.compile(r"The ([a-z]+ \d+) is closed")
-_THING = re.compile(r"\ban? ([a-z]+ \d+)")
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,6 @@ class Goal:
 def kind_of(name: str) -> str:
     """Type of an instance: "mug 2" -> "mug"."""
     return name.rsplit(" ", 1)[0]
-
-
-def contents(observation: str) -> dict[str, tuple[str, ...]]:
-    """Receptacles whose inside an observation shows -> the things in them."""
-    return {place: tuple(_THING.findall(things)) for place, things in _SEEN.findall(observation)}
 
 
 def usual_places(wanted: str) -> dict[str, float]:
@@ -90,7 +83,7 @@ class Expert:
 
     def begin(self, observation: str) -> None:
         """Reads the room from the first observation and decides the order of search."""
-        room = _THING.findall(observation)
+        room = things(observation)
         usual = usual_places(self.goal.wanted)
         count = {kind: sum(kind_of(p) == kind for p in room) for kind in map(kind_of, room)}
         # Likely places first, each kind once through in the order of the room's list; the noise makes plays differ.
@@ -122,13 +115,13 @@ class Expert:
         elif verb == "close":
             self.opened.discard(rest)
             self.closed.add(rest)
-        if match := _CLOSED.search(observation):
-            self.closed.add(match[1])
-        for place, things in contents(observation).items():
+        if shut := closed(observation):
+            self.closed.add(shut)
+        for place, inside in contents(observation).items():
             self.visited.add(place)
             self.closed.discard(place)
             self.known = {t: p for t, p in self.known.items() if p != place}
-            self.known |= {thing: place for thing in things if thing not in self.placed}
+            self.known |= {thing: place for thing in inside if thing not in self.placed}
 
     @property
     def ready(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from diagnostics import render
 from diagnostics.records import Message, Skill, Trajectory
+from training.envs.sights import brief
 from training.samplers.base import Sampler
 
 CUE = "Write a skill."
@@ -19,7 +20,6 @@ INSTRUCTION = {
 ANSWER = "Answer with <skill>your text</skill> and nothing else."
 
 _SKILL = re.compile(r"<skill>(.*?)</skill>", re.DOTALL)
-_ARRIVAL = re.compile(r"^You arrive at [^.]*\.\s*")
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,31 @@ class WriterCounts:
     unparsable: int  # no complete pair of tags
 
 
-def serialise(trajectory: Trajectory, max_turns: int = 50, max_observation: int = 160, max_chars: int = 6000) -> str:
+def serialise(
+    trajectory: Trajectory,
+    max_turns: int = 50,
+    max_observation: int = 480,
+    max_chars: int = 6000,
+    relevant: bool = False,
+) -> str:
     """The trajectory as a short record: task, outcome, then `action -> what was seen next`, one line a turn.
 
-    Turns without a valid action are left out (the environment ignored them); the text after an action drops its
-    "You arrive at X.", which repeats the action.
+    An answer that shows receptacles names each thing with its place. Left out: turns without a valid action (the
+    environment ignored them), and a line that stands there already.
     Source: ours (DESIGN, skills).
     Args: max_turns, the last ones are kept; max_observation, characters kept of each answer; max_chars bounds the
-        record, the earliest turns go first.
+        record, the earliest turns go first; relevant leaves out things that the task does not name, for a writer too
+        small to search a long record.
     Returns: text of at most max_chars characters.
     """
-    seen = [*(turn.observation for turn in trajectory.turns[1:]), ""]  # what the last action led to is not recorded
+    task = trajectory.description if relevant else None
+    seen = [*(brief(turn.observation, task) for turn in trajectory.turns[1:]), ""]  # the last answer is not recorded
     lines = [
-        " -> ".join(part for part in (turn.action, _shorten(answer, max_observation)) if part)
+        " -> ".join(part for part in (turn.action, _cut(answer, max_observation)) if part)
         for turn, answer in zip(trajectory.turns, seen, strict=False)
         if turn.valid
     ]
+    lines = list(dict.fromkeys(lines))
     head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
     room = max_chars - len(head)
     kept: list[str] = []
@@ -63,10 +72,11 @@ def hindsight_messages(trajectory: Trajectory, terse: bool = True) -> tuple[Mess
 
     Source: PR-OPD, hindsight skills (wording ours). Success asks for a reusable procedure and the deciding
     observation, failure for the key mistake and its correction.
-    Args: terse asks with one short cue, for a policy that was taught the format; else the instruction is spelled out.
+    Args: terse, for a small policy that was taught the format: one short cue instead of the instruction, and a record
+    of what the task names alone.
     """
     if terse:
-        return (Message("user", f"{serialise(trajectory)}\n{CUE}"),)
+        return (Message("user", f"{serialise(trajectory, relevant=True)}\n{CUE}"),)
     return (Message("user", f"{serialise(trajectory)}\n\n{INSTRUCTION[trajectory.success]} {ANSWER}"),)
 
 
@@ -107,6 +117,5 @@ def write_skills(
     return skills, WriterCounts(len(skills), texts.count(""), texts.count(None))
 
 
-def _shorten(observation: str, limit: int) -> str:
-    text = " ".join(_ARRIVAL.sub("", observation).split())
+def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3].rsplit(" ", 1)[0] + "..."
