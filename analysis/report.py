@@ -40,6 +40,7 @@ class Page:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[tuple[str, str, str]] = ()
+    samples: Sequence[tuple[str, str]] = ()  # (where from, teacher's prompt)
 
 
 def write_report(path: Path, page: Page) -> Path:
@@ -73,7 +74,10 @@ def report_run(run: Path) -> Path:
         if name.endswith(".parquet")
     }
     if (run / "metrics.jsonl").is_file():
-        tables["training metrics"] = final_and_best(metrics_frame(run))
+        metrics = metrics_frame(run)
+        tables["training metrics"] = final_and_best(metrics)
+        if len(skills := skill_hits(metrics)):
+            tables["skills that reached the context"] = skills
     figures = sorted(path.with_suffix(".png") for path in (run / "figures").glob("*.json"))
     config = json.loads((run / "config.json").read_text()) if (run / "config.json").is_file() else {}
     if not (tables or figures or config):
@@ -83,7 +87,8 @@ def report_run(run: Path) -> Path:
     notes = [name for name in tables if name.endswith(": notes")]  # what a study says about itself
     said = [note for name in notes for note in tables.pop(name)["note"]]
     warnings = [*said, *_warnings(tables), *_unfinished(run)]
-    return write_report(run / "report.html", Page(run.resolve().name, warnings, figures, tables, config, inputs))
+    page = Page(run.resolve().name, warnings, figures, tables, config, inputs, _samples(run))
+    return write_report(run / "report.html", page)
 
 
 def final_and_best(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -96,6 +101,28 @@ def final_and_best(metrics: pd.DataFrame) -> pd.DataFrame:
         steps = {"final_step": int(last["step"]), "best_step": int(best["step"])}
         rows.append({"metric": name, "final": last["value"], "best": best["value"], **steps})
     return pd.DataFrame(rows, columns=["metric", "final", "final_step", "best", "best_step"])
+
+
+def skill_hits(metrics: pd.DataFrame) -> pd.DataFrame:
+    """By task type, the share of tasks whose own section was part of their skill (case B35); and the share of skills
+    that were over the budget and left out of distillation (case B32). Means over steps; empty without skills."""
+    names = {"distill/over_budget": "all: over budget"}
+    rows = [
+        {"task_type": names.get(name, name.removeprefix("skills/hit/")), "share": group["value"].mean()}
+        for name, group in metrics.groupby("metric")
+        if name.startswith("skills/hit/") or name in names
+    ]
+    return pd.DataFrame(rows, columns=["task_type", "share"])
+
+
+def _samples(run: Path) -> list[tuple[str, str]]:
+    """Teacher contexts of the first and the last step that has some, decoded."""
+    paths = sorted((run / "samples").glob("step_*.json"), key=lambda path: int(path.stem.partition("_")[2]))
+    found = []
+    for path in dict.fromkeys([*paths[:1], *paths[-1:]]):
+        for sample in json.loads(path.read_text(encoding="utf-8")):
+            found.append((f"{path.stem}, {sample['trajectory']}", sample["teacher_prompt"]))
+    return found
 
 
 def _warnings(tables: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -177,6 +204,13 @@ pre, code { font: .8rem ui-monospace, monospace; }
 </table>
 </div>
 {% endfor %}
+{% if page.samples %}
+<h2>What the teacher read</h2>
+{% for where, text in page.samples %}
+<p>{{ where }}</p>
+<pre>{{ text }}</pre>
+{% endfor %}
+{% endif %}
 {% if config %}
 <h2>Configuration</h2>
 <pre>{{ config }}</pre>

@@ -24,8 +24,10 @@ from tests.diagnostics.tiny import chat_tokenizer, tiny_model
 from training import session
 from training.envs.base import Env, EnvError, Step, Task
 from training.envs.folders import household_games
+from training.method import available_methods, load_method
 from training.monitor import read_metrics
 from training.skills.hindsight import WriterCounts
+from training.skills.step_level import StepCounts
 
 SHORT = ("--env.max-turns", "3", "--sampler.max-new-tokens", "8", "--env.workers", "1")
 
@@ -51,6 +53,14 @@ class LocalPool:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for env in self.envs.values():
             env.close()
+
+
+def turn_skills(
+    sampler: Any, trajectories: Sequence[Trajectory], **given: Any
+) -> tuple[dict[str, dict[int, Skill]], StepCounts]:
+    """A skill for the first turn of each."""
+    made, counts = skills(sampler, trajectories)
+    return {id: {0: skill} for id, skill in made.items()}, StepCounts(counts.written, 0, counts.written, 0)
 
 
 def skills(sampler: Any, trajectories: Sequence[Trajectory], **given: Any) -> tuple[dict[str, Skill], WriterCounts]:
@@ -100,6 +110,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine in this process, and a policy that writes skills."""
     monkeypatch.setattr(session, "EnvPool", LocalPool)
     monkeypatch.setattr(session, "write_skills", skills)
+    monkeypatch.setattr(session, "write_step_skills", turn_skills)
 
 
 @pytest.fixture
@@ -311,3 +322,20 @@ def test_games_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert household_games(sizes={"train": 3}) != first and household_games(sizes={"train": 2}, seed=1) != first
     with pytest.raises(ValueError, match="holds no household games of these sizes"):
         household_games(first, sizes={"train": 9})
+
+
+@pytest.mark.parametrize("method", available_methods())
+def test_every_method_trains_on_household_games(method: str, place: Path, train: Callable[..., Any]) -> None:
+    own = load_method(method).config()
+    words: list[object] = ["--method", method, "--steps", 5, "--eval.every", 0]
+    words += ["--method-config.skill", "hindsight"] if hasattr(own, "skill") else []
+    words += ["--method-config.start-step", 2] if hasattr(own, "start_step") else []
+    out = place / f"every-{method}"
+    code, _, complaint = train(out, *words)
+    assert code == 0, complaint
+    rows = read_metrics(out)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    # null stands for a number that is not finite
+    assert not [(row["step"], name) for row in rows for name, value in row.items() if value is None]
+    teaches = load_method(method).needs(own, 4).teacher != "none"
+    assert (rows[-1].get("distill/tokens", 0) > 0) == teaches

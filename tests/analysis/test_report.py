@@ -8,7 +8,8 @@ import re
 import pandas as pd
 import pytest
 
-from analysis.report import ONE_SEED, SMOLLM, TINY, Page, final_and_best, report_run, write_report
+from analysis.frames import metrics_frame
+from analysis.report import ONE_SEED, SMOLLM, TINY, Page, final_and_best, report_run, skill_hits, write_report
 from analysis.tables import save_tables
 
 PNG = bytes.fromhex("89504e470d0a1a0a")
@@ -70,3 +71,20 @@ def test_long_tables_are_cut_and_say_so(tmp_path):
     page = Page("long", tables={"t": pd.DataFrame({"x": range(200)})})
     html = write_report(tmp_path / "report.html", page).read_text()
     assert "First 60 of 200 rows" in html and "<td>59</td>" in html and "<td>60</td>" not in html
+
+
+def test_skills_and_what_the_teacher_read_are_on_the_page(tmp_path):
+    rows = [
+        {"step": 1, "skills/hit/heat": 1.0, "skills/hit/cool": 0.0, "distill/over_budget": 0.5},
+        {"step": 2, "skills/hit/heat": 0.5, "distill/over_budget": 0.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "samples").mkdir()
+    for step in (2, 9, 10):
+        sample = {"trajectory": f"t{step}", "task": "a", "teacher_prompt": f"<|im_start|>Skill of step {step}"}
+        (tmp_path / "samples" / f"step_{step}.json").write_text(json.dumps([sample]))
+    hits = skill_hits(metrics_frame(tmp_path)).set_index("task_type")["share"].to_dict()
+    assert hits == {"heat": 0.75, "cool": 0.0, "all: over budget": 0.25}
+    html = report_run(tmp_path).read_text()
+    assert "step_2, t2" in html and "step_10, t10" in html and "step_9" not in html
+    assert "&lt;|im_start|&gt;Skill of step 10" in html
