@@ -19,7 +19,7 @@ from diagnostics.artifact import MANIFEST, load_artifact
 
 TINY = (
     "The tiny policy was taught to read skills, so its change rates cannot test the papers' claim about pretrained "
-    "models."
+    "models. Its skills are written from a record that keeps only what the task names."
 )
 SMOLLM = (
     "smollm2-135m is the pretrained reader: it re-reads episodes it did not play, under skills it did not write, cut "
