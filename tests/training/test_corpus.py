@@ -15,13 +15,14 @@ from training.envs.base import Task
 from training.envs.games import load_tasks
 from training.envs.household import generate
 from training.envs.rooms import DESCRIPTIONS, rooms
-from training.envs.sights import contents
+from training.envs.sights import contents, things
 from training.models.corpus import (
     MAX_TURNS,
     acting,
     examples_of,
     hints,
     make_corpus,
+    overlooked,
     play,
     renamed,
     skill_text,
@@ -103,14 +104,6 @@ def test_a_foreign_sentence_is_refused() -> None:
 def test_tools_of_the_treatments() -> None:
     tools = [Goal(kind, "mug", "shelf").tool for kind in ("clean", "heat", "cool", "place", "two", "look")]
     assert tools == ["sinkbasin", "microwave", "fridge", None, None, None]
-
-
-def test_contents_reads_open_and_opened_receptacles_and_no_closed_ones() -> None:
-    seen = "You arrive at shelf 1. On the shelf 1, you see a mug 2, and a cd 1."
-    assert contents(seen) == {"shelf 1": ("mug 2", "cd 1")}
-    opened = "You open the safe 1. The safe 1 is open. In it, you see nothing."
-    assert contents(opened) == {"safe 1": ()}
-    assert contents("You arrive at safe 1. The safe 1 is closed.") == {}
 
 
 def test_the_expert_knows_nothing_before_it_looks() -> None:
@@ -223,7 +216,7 @@ def test_unscored_replies_are_exactly_the_slips(env: AlfworldEnv, tasks: list[Ta
 
 
 def test_an_acting_example_is_the_chat_the_policy_meets(env: AlfworldEnv, tasks: list[Task]) -> None:
-    attempt, own = play(env, tasks[0], np.random.default_rng(0), "mug 1 was in desk 1. Go there first.", slip=0.0)
+    attempt, own = play(env, tasks[0], np.random.default_rng(0), "a mug 1 in desk 1. Go there first.", slip=0.0)
     example = acting(attempt, own)
     first = attempt.turns[0].observation
     assert example.kind == "act_with_skill"
@@ -231,6 +224,37 @@ def test_an_acting_example_is_the_chat_the_policy_meets(env: AlfworldEnv, tasks:
     assert [m.role for m in example.messages] == ["user", "assistant"] * len(attempt.turns)
     assert example.messages[2] == render.observation_message(attempt.turns[1].observation, None)
     assert acting(play(env, tasks[0], np.random.default_rng(0), slip=0.0)[0], own).kind == "act"
+
+
+def test_a_careless_player_overlooks_goes_round_again_and_fails(env: AlfworldEnv, tasks: list[Task]) -> None:
+    for task in tasks:
+        attempt, _ = play(env, task, np.random.default_rng(0), slip=0.0, overlook=1.0)
+        assert (attempt.success, len(attempt.turns)) == (False, MAX_TURNS)
+    shown = "On the desk 1, you see a mug 2, a mugcake 1, and a desklamp 1."
+    look, put = Goal.parse("examine the mug with the desklamp."), Goal.parse("put a mug in desk.")
+    assert [kind_of(t) for t in things(overlooked(shown, put))] == ["thing", "mugcake", "desklamp"]
+    assert [kind_of(t) for t in things(overlooked(shown, look))] == ["thing", "mugcake", "thing"]
+    assert contents(overlooked(shown, put)).keys() == {"desk 1"}, "the place is still read"
+
+
+def test_a_failed_attempt_tells_the_latest_find_at_the_place_where_it_was_first(tasks: list[Task]) -> None:
+    def turn(observation: str, action: str, valid: bool = True) -> Turn:
+        return Turn(observation, (), "", action, valid)
+
+    turns = (
+        turn("", "go to shelf 1"),
+        turn("On the shelf 1, you see a mug 1.", "go to desk 1"),
+        turn("On the desk 1, you see a mug 2.", "take mug 3 from desk 1", False),  # never there
+        turn("Nothing happens.", "go to shelf 1"),
+        turn("On the shelf 1, you see a mug 2, and a mug 1.", ""),
+    )
+    assert skill_text(Goal("place", "mug", "safe"), turns, False) == "a mug 2 in desk 1. Go there first."
+    assert skill_text(Goal("two", "mug", "safe"), turns, False).startswith("a mug 2 in desk 1 and a mug 1 in shelf 1.")
+    taken = (*turns[:4], turn("On the shelf 1, you see a mug 2, and a mug 1.", "take mug 1 from shelf 1"))
+    assert skill_text(Goal("place", "mug", "safe"), taken, False) == "a mug 1 in shelf 1. Go there first."
+    assert skill_text(Goal("place", "cup", "safe"), turns, False) == (
+        "No cup in shelf 1, desk 1. Search other places first."
+    )
 
 
 def test_a_writing_example_answers_the_hindsight_prompt(plays: list[Trajectory]) -> None:
