@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar
@@ -326,10 +327,12 @@ def test_games_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("method", available_methods())
 def test_every_method_trains_on_household_games(method: str, place: Path, train: Callable[..., Any]) -> None:
-    own = load_method(method).config()
+    own: Any = load_method(method).config()
     words: list[object] = ["--method", method, "--steps", 5, "--eval.every", 0]
     words += ["--method-config.skill", "hindsight"] if hasattr(own, "skill") else []
-    words += ["--method-config.start-step", 2] if hasattr(own, "start_step") else []
+    if hasattr(own, "start_step"):
+        own = replace(own, start_step=2)
+        words += ["--method-config.start-step", 2]
     out = place / f"every-{method}"
     code, _, complaint = train(out, *words)
     assert code == 0, complaint
