@@ -21,8 +21,7 @@ from training.envs.panels import disjoint, train_order
 from training.rollout import Start, group_starts
 from training.session import EARLIER_SEED, Session
 from training.skills.insights import retrieve_insights, write_insights
-from training.skills.library import load_library
-from training.skills.retrieval import Retriever
+from training.skills.source import retriever
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +35,9 @@ def library_skills(session: Session) -> dict[str, Skill]:
     it is played without (never cut), and the log says how many there are.
     """
     given = session.config.skills
-    library = load_library(given.library or session.config.env.kind)
-    retriever = Retriever(library, given.retrieval, session.config.seed, given.ucb_c)
+    chosen = retriever(given, session.config.env.kind, session.config.seed)
     texts = {
-        task.id: retriever.retrieve(task.task_type, task.description, ("eval", task.id)).text
+        task.id: chosen.retrieve(task.task_type, task.description, ("eval", task.id)).text
         for task in session.panel_tasks
     }
     long = {id for id, text in texts.items() if len(encode(session.tokenizer, text)) > given.budget}

@@ -23,7 +23,7 @@ from training.envs.games import load_tasks
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
-from training.method import load_method
+from training.method import Needs, load_method
 from training.rollout import Pool, Start, group_starts, rollout
 from training.samplers.hf import HFSampler
 from training.skills.hindsight import write_skills
@@ -95,11 +95,15 @@ class Session:
     @cached_property
     def skill_source(self) -> SkillSource | None:
         """The library of a run whose method reads retrieved skills at any of its steps."""
-        config, method = self.config, load_method(self.config.method)
-        own = method.config() if config.method_config is None else config.method_config
-        if not any(method.needs(own, step).skill == "retrieved" for step in range(config.steps)):
+        config = self.config
+        if not any(self._needs(step).skill == "retrieved" for step in range(config.steps)):
             return None
         return SkillSource(config.skills, config.env.kind, config.seed)
+
+    def _needs(self, step: int) -> Needs:
+        method = load_method(self.config.method)
+        own = method.config() if self.config.method_config is None else self.config.method_config
+        return method.needs(own, step)
 
     def rollout(self, step: int) -> list[Trajectory]:
         """The trajectories of one training step of this run."""
@@ -120,9 +124,8 @@ class Session:
     def _player_skills(self, starts: Sequence[Start], step: int) -> dict[tuple[str, int], str] | None:
         """The skills in the players' own prompts, where the method is one whose student reads them; one over the
         budget is left out."""
-        method, source = load_method(self.config.method), self.skill_source
-        own = method.config() if self.config.method_config is None else self.config.method_config
-        if source is None or method.needs(own, step).seen_by != "student":
+        source = self.skill_source
+        if source is None or self._needs(step).seen_by != "student":
             return None
         texts = {}
         for start in starts:

@@ -62,7 +62,8 @@ def score(learner: Learner, needs: Needs, rows: Sequence[Row], updates: int) -> 
     if fixed_teacher(needs):
         reader = learner.reference if needs.teacher == "initial" else model
         teacher = _read(learner, reader, [replace(row, pair=as_student(row.pair)) for row in rows])
-    elif needs.teacher == "rollout" and updates > 1:
+    learner.frozen = None  # that of an earlier step is not this step's
+    if needs.teacher == "rollout" and not fixed_teacher(needs) and updates > 1:
         learner.frozen = copy.deepcopy(model).requires_grad_(False)
     scored = [
         replace(row, old_logprobs=b, reference_logprobs=r, teacher_logprobs=q)

@@ -56,10 +56,15 @@ def serialise(
         if turn.valid
     ]
     lines = list(dict.fromkeys(lines))
+    return bounded_record(trajectory, lines[-max_turns:] if max_turns else [], max_chars)
+
+
+def bounded_record(trajectory: Trajectory, lines: Sequence[str], max_chars: int) -> str:
+    """Task, outcome, and as many of the last lines as fit: at most max_chars characters."""
     head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
     room = max_chars - len(head)
     kept: list[str] = []
-    for line in reversed(lines[-max_turns:] if max_turns else []):
+    for line in reversed(lines):
         room -= len(line) + 1
         if room < 0:
             break

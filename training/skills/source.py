@@ -17,12 +17,16 @@ from training.skills.schema import Rule
 REWARD = 10.0  # of a win: UCB's constant is for rewards between 0 and 1
 
 
+def retriever(config: SkillsConfig, environment: str, seed: int) -> Retriever:
+    """The retrieval that a configuration asks for, over its library or the environment's own."""
+    return Retriever(load_library(config.library or environment), config.retrieval, seed, config.ucb_c)
+
+
 class SkillSource:
     """A library and the retrieval of a run. What it learns is state: `state()` goes into a checkpoint."""
 
     def __init__(self, config: SkillsConfig, environment: str, seed: int) -> None:
-        library = load_library(config.library or environment)
-        self.retriever = Retriever(library, config.retrieval, seed, config.ucb_c)
+        self.retriever = retriever(config, environment, seed)
         self._given: dict[tuple[str, int], Retrieved] = {}  # of the step at hand, by (task id, attempt)
 
     def skill(self, task_id: str, task_type: str, description: str, attempt: int, step: int) -> Skill:

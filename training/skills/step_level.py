@@ -21,6 +21,7 @@ from diagnostics import render
 from diagnostics.paired import PairedSegment, build_pairs
 from diagnostics.records import Message, Segment, Skill, Trajectory
 from training.samplers.base import Sampler
+from training.skills.hindsight import bounded_record
 
 AT_MOST = 5  # skills of one trajectory
 INSTRUCTION = {
@@ -59,15 +60,7 @@ def numbered_record(
         action = turn.action if turn.valid else "no valid action"
         answer = " ".join(answer.split())[:max_observation]
         lines.append(f"{number}. {action} -> {answer}" if answer else f"{number}. {action}")
-    head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
-    room = max_chars - len(head)
-    kept: list[str] = []
-    for line in reversed(lines[-max_turns:]):
-        room -= len(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
-    return "\n".join([head, *reversed(kept)])
+    return bounded_record(trajectory, lines[-max_turns:], max_chars)
 
 
 def step_messages(trajectory: Trajectory) -> tuple[Message, ...]:
