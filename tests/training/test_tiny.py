@@ -275,3 +275,14 @@ def test_save_writes_weights_and_a_build_record(tmp_path: Path, tokenizer: Any, 
     twin = save(tmp_path / "twin", make_model(SMALL, tokenizer), tokenizer, SMALL, {"loss": loss, "examples": 4})
     for name in ("model.safetensors", "build.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (twin / name).read_bytes()
+
+
+def test_a_policy_is_written_whole_and_never_over_something_else(tmp_path):
+    tokenizer = make_tokenizer(["go to fridge 1"], SMALL.vocabulary)
+    model = make_model(SMALL, tokenizer)
+    out = save(tmp_path / "tiny", model, tokenizer, SMALL, {})
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(ValueError, match="is there already; remove it or choose another --out"):
+        save(out, model, tokenizer, SMALL, {})
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]

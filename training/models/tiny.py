@@ -10,6 +10,8 @@ import copy
 import hashlib
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -233,6 +235,7 @@ def build(out: Path, recipe: Recipe, work: Path, progress: Callable[[str, int, i
     """
     from training.envs.household import generate
 
+    check_free(out)
     torch.set_num_threads(recipe.threads)
     games = generate(
         work / f"tiny-games-{recipe.games}-{recipe.games_seed}",
@@ -255,17 +258,32 @@ def build(out: Path, recipe: Recipe, work: Path, progress: Callable[[str, int, i
 
 
 def save(out: Path, model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, recipe: Recipe, record: dict[str, Any]) -> Path:
-    """Weights in bf16 and the build record with their digest."""
-    out.mkdir(parents=True, exist_ok=True)
-    copy.deepcopy(model).bfloat16().save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    weights = (out / "model.safetensors").read_bytes()
-    build_record = {
-        "recipe": asdict(recipe),
-        **record,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "torch": torch.__version__,
-        "sha256": hashlib.sha256(weights).hexdigest(),
-    }
-    (out / "build.json").write_text(json.dumps(build_record, indent=1) + "\n")
+    """Weights in bf16 and the build record with their digest, made beside their place and renamed.
+
+    Raises: ValueError when `out` holds anything already.
+    """
+    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        copy.deepcopy(model).bfloat16().save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        weights = (partial / "model.safetensors").read_bytes()
+        build_record = {
+            "recipe": asdict(recipe),
+            **record,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "torch": torch.__version__,
+            "sha256": hashlib.sha256(weights).hexdigest(),
+        }
+        (partial / "build.json").write_text(json.dumps(build_record, indent=1) + "\n")
+        check_free(out)  # somebody may have written there in the meantime
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return out
+
+
+def check_free(out: Path) -> None:
+    """Raises ValueError when something is in the place where a policy is to be written."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there already; remove it or choose another --out")
