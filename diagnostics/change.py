@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diagnostics.artifact import to_table
+from diagnostics.measure import Measure, Needs
 from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, TokenClass, measurement
 
@@ -264,3 +265,6 @@ def _curve_table(context: str, trajectory: str, counts: _Counts) -> pa.Table:
             "total": np.repeat(total, n_channels * n_thresholds),
         }
     )
+
+
+MEASURE = Measure("change", Needs(states=True, prepare=True, first=(NULL_CONTEXT,)), start=lambda _: Change())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from diagnostics.capture.hf import capture_states, output_head
 LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
 
 Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+# normalised log-probs [m, V] of some tokens' distributions, nats -> any values [m, ...] of each token
+Output = Callable[[Float[Tensor, "m V"]], Tensor]
 
 
 class Context(NamedTuple):
@@ -35,6 +38,7 @@ class Reading(NamedTuple):
     divergence: Float[Tensor, "M"] | None
     states: dict[str, Float[Tensor, "M D"]]  # by layer
     final: Float[Tensor, "M D"]  # before each token, what the head reads
+    outputs: dict[str, Tensor]  # [M, ...] by name
 
 
 class Against(NamedTuple):
@@ -69,11 +73,12 @@ def read_contexts(
     at: bool = False,
     entropy: bool = False,
     against: Against | None = None,
+    outputs: Mapping[str, Output] = MappingProxyType({}),
 ) -> Reading:
     """One forward over right-padded contexts, at least `width` wide.
 
     Args: at, states at the response tokens instead of before them; against, the teacher that the student's full
-    distribution is compared with.
+    distribution is compared with; outputs, what is kept of each token's full distribution.
     """
     device = next(model.parameters()).device
     width = max(width, *(len(context.ids) for context in contexts))
@@ -96,8 +101,9 @@ def read_contexts(
     capture = capture_states(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
     final = capture.final[:count]
     states = {name: states[-count:] for name, states in capture.states.items()}
-    logprobs, entropies, divergences = _score(model, final, tensor(targets), temperature, entropy, against)
-    return Reading(logprobs, entropies, divergences, states, final)
+    scored = _score(model, final, tensor(targets), temperature, entropy, against, outputs)
+    logprobs, entropies, divergences, values = scored
+    return Reading(logprobs, entropies, divergences, states, final, values)
 
 
 def divergence(student: Float[Tensor, "M V"], teacher: Float[Tensor, "M V"], kind: Divergence) -> Float[Tensor, "M"]:
@@ -116,15 +122,21 @@ def divergence(student: Float[Tensor, "M V"], teacher: Float[Tensor, "M V"], kin
 
 
 def _score(
-    model: Any, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, against: Against | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Log-probs of the targets, entropies and divergences, the head applied piece by piece so that [M, V] never
-    exists."""
+    model: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy: bool,
+    against: Against | None,
+    outputs: Mapping[str, Output],
+) -> tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]:
+    """Log-probs of the targets, entropies, divergences and outputs, the head applied piece by piece so that [M, V]
+    never exists."""
 
     def full(reader: Any, piece: Tensor) -> Tensor:
         return torch.log_softmax(output_head(reader)(piece).float() / temperature, dim=-1)
 
-    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, ...]:
         logprobs = full(model, piece)
         nothing = logprobs.new_zeros(0)
         entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else nothing
@@ -133,12 +145,14 @@ def _score(
             with torch.no_grad():
                 teacher = full(against.model, other)
             apart = divergence(logprobs, teacher, against.kind)
-        return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart
+        values = [output(logprobs) for output in outputs.values()]
+        return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart, *values
 
     size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
     if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
         score = partial(checkpoint, score, use_reentrant=False)
     others = hidden if against is None else against.final
     pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, others)), strict=True)]
-    logprobs, entropies, divergences = (torch.cat(part) for part in zip(*pieces, strict=True))
-    return logprobs, entropies if entropy else None, None if against is None else divergences
+    logprobs, entropies, apart, *values = (torch.cat(part) for part in zip(*pieces, strict=True))
+    named = dict(zip(outputs, values, strict=True))
+    return logprobs, entropies if entropy else None, None if against is None else apart, named

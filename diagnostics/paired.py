@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diagnostics.capture.hf import layer_names
-from diagnostics.forward import Against, Context, Divergence, Reading, read_contexts, reading_mode
+from diagnostics.forward import Against, Context, Divergence, Output, Reading, read_contexts, reading_mode
 from diagnostics.records import Segment, Trajectory
 from diagnostics.render import place_skill, prompt_ids
 
@@ -69,6 +70,8 @@ class PairedPass:
     teacher_states: Float[Tensor, "L M D"] | None = None
     student_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)  # "embed", "final_norm"
     teacher_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)
+    student_outputs: dict[str, Tensor] = field(default_factory=dict)  # [M, ...] of the full distribution, by name
+    teacher_outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 def build_pairs(
@@ -147,6 +150,7 @@ def run_pairs(
     entropy: bool = False,
     divergence: Divergence | Literal["none"] = "none",
     extra_layers: Sequence[str] = (),
+    outputs: Mapping[str, Output] = MappingProxyType({}),
     micro_batch_tokens: int | None = None,
     pad_to_teacher: bool | None = None,
 ) -> PairedPass:
@@ -157,7 +161,8 @@ def run_pairs(
     Args: temperature, dimensionless, divides the logits of both branches; states, also the output of every block,
     before or at each token; teacher, read the teacher contexts; teacher_model, other weights for them (None:
     `model`); student_grad, keep the graph of the student branch; entropy, also the student's entropy; divergence,
-    also one of the full distributions (with a teacher); extra_layers, of "embed" and "final_norm";
+    also one of the full distributions (with a teacher); extra_layers, of "embed" and "final_norm"; outputs,
+    name -> function of the full distribution of each branch, see forward.Output;
     micro_batch_tokens, padded tokens of one forward (None: one forward; never changes the order of the results);
     pad_to_teacher, run the student at its teacher's padded shape (None: where a teacher is read), so that nothing
     but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit.
@@ -169,7 +174,8 @@ def run_pairs(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}; read greedy replies at 1.0")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
-    read = partial(read_contexts, temperature=temperature, layers=(*blocks, *extra_layers), at=states == "at")
+    layers = (*blocks, *extra_layers)
+    read = partial(read_contexts, temperature=temperature, layers=layers, at=states == "at", outputs=outputs)
     student_contexts = [_student_context(pair) for pair in pairs]
     teacher_contexts = [_teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher
@@ -211,6 +217,8 @@ def run_pairs(
         teacher_states=teacher_states,
         student_extra=student_extra,
         teacher_extra=teacher_extra,
+        student_outputs=_join_outputs(students, back),
+        teacher_outputs=_join_outputs(teachers, back) if teacher else {},
     )
 
 
@@ -250,3 +258,7 @@ def _join_states(
     joined = {name: _join([reading.states[name] for reading in readings], back) for name in readings[0].states}
     stacked = torch.stack([joined.pop(name) for name in blocks]) if blocks else None
     return stacked, joined
+
+
+def _join_outputs(readings: Sequence[Reading], back: Tensor) -> dict[str, Tensor]:
+    return {name: _join([reading.outputs[name] for reading in readings], back) for name in readings[0].outputs}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ import torch
 
 from diagnostics.artifact import Artifact, save_artifact, to_table
 from diagnostics.contexts import contexts_for
-from diagnostics.measures import Stream, measure
+from diagnostics.measure import Stream, Subject, WeightFn
+from diagnostics.measures import measures as chosen_measures
 from diagnostics.paired import PairedPass, PairedSegment, build_pairs, run_pairs
 from diagnostics.progress import progress
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, Segment, Trajectory, measurement
@@ -40,22 +42,24 @@ def diagnose(
     micro_batch_tokens: int = 4096,
     temperature: float = 1.0,
     retokenise: bool = False,
+    weights: Mapping[str, WeightFn] = MappingProxyType({}),
     **manifest: Any,
 ) -> Artifact:
     """Reads every trajectory in every context and writes what the measures counted.
 
     Both branches of a pair are read at one padded shape. `floor` is the exception that measures what a shape does:
     the teacher is the student's own context, read alone instead of in its batch (exactly 0 only in exact arithmetic).
-    Args: skills, own skill text by trajectory id; contexts, of contexts.CONTEXTS; measures, of measures.MEASURES;
-    max_tokens, tokens of a segment that are read (response tokens behind it are counted as cut; None: all);
+    Args: skills, own skill text by trajectory id; contexts, of contexts.CONTEXTS; measures, of measures.MEASURES or
+    "all"; max_tokens, tokens of a segment that are read (response tokens behind it are counted as cut; None: all);
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
-    another tokenizer: read the texts instead, see same_tokenizer; provenance, its seed also seeds the contexts;
+    another tokenizer: read the texts instead, see same_tokenizer; weights, token weights by
+    method name, for measures that compare methods; provenance, its seed also seeds the contexts;
     manifest, further arguments of save_artifact.
     Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts.
     Raises: ValueError on an unknown name, or a context in which no pair is left.
     """
-    chosen = [measure(name) for name in measures]
+    chosen = chosen_measures(measures)
     first = [name for m in chosen for name in m.needs.first if name in contexts]
     order = list(dict.fromkeys([*first, *contexts]))
     texts = contexts_for(tokenizer, trajectories, skills, order, provenance.seed)
@@ -70,10 +74,17 @@ def diagnose(
             reasons = ", ".join(f"{reason} {n}" for reason, n in {**dropped, **counts[name]}.items())
             raise ValueError(f"context {name!r} has no pair left to read ({reasons}; teacher limit {limit} tokens)")
 
-    streams: list[Stream] = [m.start() for m in chosen]
-    states = any(m.needs.states for m in chosen)
-    prepared = [stream for stream, m in zip(streams, chosen, strict=True) if m.needs.prepare]
-    read = partial(run_pairs, model, states="before" if states else "none", temperature=temperature)
+    subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights)
+    started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
+    streams: list[Stream] = [stream for stream, _ in started]
+    prepared = [stream for stream, needs in started if needs.prepare]
+    read = partial(
+        run_pairs,
+        model,
+        states="before" if any(needs.states for _, needs in started) else "none",
+        outputs={name: output for _, needs in started for name, output in needs.outputs.items()},
+        temperature=temperature,
+    )
     done, total = 0, len(students) * bool(prepared) + sum(map(len, pairs.values()))
     with progress("diagnose", total) as report, torch.no_grad():
         for batch in _batches(students if prepared else [], micro_batch_tokens):
