@@ -243,7 +243,7 @@ def ablate(words: Sequence[str]) -> int:
     seeds = None if given.seeds is None else numbers(given.seeds, "--seeds")
     folder = Path(given.out or f"runs/{study.name}-{given.recipe}")
     check = partial(check_training, Train(), given.method)
-    code = ablate_study(folder, study, sizes, seeds, starred=given.starred, check=check)
+    code = ablate_study(folder, study, sizes, seeds, starred=given.starred, jobs=given.jobs, check=check)
     if code != 130 and ablation_tables.has_results(folder):
         _conclude(folder, ablation_tables)
     return code

@@ -62,16 +62,17 @@ def ablate_study(
     seeds: Sequence[int] | None = None,
     *,
     starred: bool = False,
+    jobs: int = 1,
     check: Callable[[Sequence[str]], None] = lambda words: None,
 ) -> int:
     """Run the study and return run_study's exit code; the plan is written first, so that any part can be tabulated.
 
-    One torch process works at a time; environment workers use one thread each.
+    `jobs` torch processes work at a time and share the cores; environment workers use one thread each.
     Args: seeds, training seeds (None: those of the sizes); starred, also evaluate every arm with a library's skills in
-    its prompt; check, raises ValueError for the words of a training command that cannot be.
+    its prompt; jobs, stages at once; check, raises ValueError for the words of a training command that cannot be.
     Raises: ValueError naming the arm, before any work.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(min(os.cpu_count() or 1, 2)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min((os.cpu_count() or 1) // max(jobs, 1), 2))))
     seeds = sizes.seeds if seeds is None else seeds
     graph = stages(folder, study, sizes, seeds, starred)
     for stage in graph:
@@ -84,7 +85,7 @@ def ablate_study(
     temporary = folder / f"{PLAN}.tmp"
     temporary.write_text(json.dumps(plan(study, sizes, seeds, starred), indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, folder / PLAN)
-    return run_study(graph, folder)
+    return run_study(graph, folder, jobs)
 
 
 def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import Any
 from analysis.board import Board, Row
 from diagnostics.progress import VARIABLE
 
-_POLL = 0.2  # seconds between two looks at the running stage
-_GRACE = 60.0  # seconds a stage gets to stop cleanly after SIGINT
+_POLL = 0.2  # seconds between two looks at the running stages
+_GRACE = 60.0  # seconds stages get to stop cleanly after SIGINT
 
 
 @dataclass(frozen=True)
@@ -37,61 +37,99 @@ class Stage:
     weight: float = 60.0  # expected seconds; only the time left depends on it
 
 
-def run_study(stages: Sequence[Stage], folder: Path) -> int:
-    """Run the stages in order, one at a time, and show one progress board.
+def run_study(stages: Sequence[Stage], folder: Path, jobs: int = 1) -> int:
+    """Run the stages in order, `jobs` at a time, and show one progress board.
 
     The folder gets study.json (command, state and digest of each stage), logs/<stage>.log and progress/<stage>.jsonl.
-    Args: stages in an order where every need comes first. Returns: exit code, 0 when all is done, 1 when a stage
-    failed or was skipped, 130 after Ctrl-C (the running stage got SIGINT and was waited for; run again to continue).
+    Args: stages in an order where every need comes first; a stage starts when its needs are done and a place is free.
+    Returns: exit code, 0 when all is done, 1 when a stage failed or was skipped, 130 after Ctrl-C (the running stages
+    got SIGINT and were waited for; run again to continue).
     Raises: ValueError for a graph that cannot run, or when another process works in the folder.
     """
     _check(stages)
+    if jobs < 1:
+        raise ValueError(f"study: jobs is {jobs}, expected 1 or more stages at once")
     for part in ("logs", "progress"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     with _lock(folder) as lock, _terminate_as_interrupt(), Board() as board:
         records = _read(folder / "study.json")
         rows = {stage.name: Row(stage.name, stage.weight) for stage in stages}
-        for stage in stages:
-            row, inputs = rows[stage.name], {need: records.get(need, {}).get("digest") for need in stage.needs}
-            blocked = [need for need in stage.needs if rows[need].state != "done"]
-            if blocked:
-                row.state, row.note = "skipped", f"needs {', '.join(blocked)}"
-            elif _is_current(stage, records.get(stage.name), inputs):
-                row.state, row.note = "done", "kept"
-            else:
-                record: dict[str, Any] = {"command": list(stage.command), "inputs": inputs, "output": str(stage.output)}
-                record |= {"state": "running", "log": str(_log(folder, stage))}
-                records[stage.name] = record
-                _write(folder / "study.json", records)  # a study that is killed now finds no "done" next time
-                _run_stage(stage, folder, row, lambda: board.show(rows.values()), lock)
-                record |= {"state": row.state, "seconds": round(row.seconds, 1)}
-                record["digest"] = output_digest(stage.output) if row.state == "done" else None
-                _write(folder / "study.json", records)
+        running: list[_Running] = []
+        try:
+            while running or any(row.state == "waiting" for row in rows.values()):
+                for stage in stages:
+                    if rows[stage.name].state == "waiting" and len(running) < jobs:
+                        running += _begin(stage, rows, records, folder, lock)
+                for work in [work for work in running if work.over()]:
+                    running.remove(work)
+                    work.conclude()
+                    _settle(work, records, folder)
+                board.show(rows.values())
+                if running:
+                    time.sleep(_POLL)
+        except KeyboardInterrupt:
+            for work in running:
+                work.row.state = "interrupted"
+            _stop([work.child for work in running])
+            for work in running:
+                work.conclude()
+                _settle(work, records, folder)
             board.show(rows.values())
-            if row.state == "interrupted":
-                board.say(f"stopped in stage {stage.name}; run the same command again to continue")
-                return 130
+            names = ", ".join(work.stage.name for work in running)
+            board.say(f"stopped in stage {names}; run the same command again to continue")
+            return 130
+        finally:
+            _stop([work.child for work in running])
         return _conclude(stages, rows, folder, board)
 
 
-def output_digest(output: Path) -> str:
-    """sha256 of what an output holds: the digests in its manifests where it holds artifacts (they cover all other
-    files, and neither time nor machine), otherwise every file in it."""
-    manifests = sorted(output.rglob("manifest.json"))
-    files = manifests or ([output] if output.is_file() else sorted(p for p in output.rglob("*") if p.is_file()))
-    sha = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
-        digest = (json.loads(content).get("digest") if manifests else None) or hashlib.sha256(content).hexdigest()
-        sha.update(f"{path.relative_to(output.parent)}:{digest}\n".encode())
-    return sha.hexdigest()
+@dataclass
+class _Running:
+    """A stage's process."""
+
+    stage: Stage
+    row: Row
+    child: subprocess.Popen[bytes]
+    progress: Path
+    start: float
+
+    def over(self) -> bool:
+        """Look at the stage; whether it has ended."""
+        ended = self.child.poll() is not None
+        self.row.seconds = time.monotonic() - self.start
+        self.row.read(self.progress)
+        return ended
+
+    def conclude(self) -> None:
+        self.over()
+        if self.row.state != "running":
+            return
+        if self.child.returncode:
+            self.row.state, self.row.note = "failed", f"exit code {self.child.returncode}"
+        elif not _exists(self.stage.output):
+            self.row.state, self.row.note = "failed", f"it left no {self.stage.output}"
+        else:
+            self.row.state = "done"
 
 
-def _run_stage(stage: Stage, folder: Path, row: Row, show: Callable[[], None], lock: int) -> None:
+def _begin(stage: Stage, rows: dict[str, Row], records: dict[str, Any], folder: Path, lock: int) -> list[_Running]:
+    """Start a stage whose needs are settled; nothing where it is kept, skipped, cannot start, or has to wait."""
+    row, needs = rows[stage.name], [rows[need] for need in stage.needs]
+    if any(need.state in ("waiting", "running") for need in needs):
+        return []
+    inputs = {need: records.get(need, {}).get("digest") for need in stage.needs}
+    blocked = [need.name for need in needs if need.state != "done"]
+    if blocked:
+        row.state, row.note = "skipped", f"needs {', '.join(blocked)}"
+        return []
+    if _is_current(stage, records.get(stage.name), inputs):
+        row.state, row.note = "done", "kept"
+        return []
+    record: dict[str, Any] = {"command": list(stage.command), "inputs": inputs, "output": str(stage.output)}
+    records[stage.name] = record | {"state": "running", "log": str(_log(folder, stage))}
+    _write(folder / "study.json", records)  # a study that is killed now finds no "done" next time
     progress = folder / "progress" / f"{stage.name}.jsonl"
     progress.unlink(missing_ok=True)
-    start = time.monotonic()
-    row.state = "running"
     with open(_log(folder, stage), "ab") as log:
         log.write(f"$ {' '.join(stage.command)}\n".encode())
         log.flush()
@@ -109,38 +147,43 @@ def _run_stage(stage: Stage, folder: Path, row: Row, show: Callable[[], None], l
             )
         except OSError as error:
             row.state, row.note = "failed", f"cannot start ({error})"
-            return
+            return []
+    row.state = "running"
+    return [_Running(stage, row, child, progress, time.monotonic())]
+
+
+def _settle(work: _Running, records: dict[str, Any], folder: Path) -> None:
+    """Write down how a stage ended."""
+    digest = output_digest(work.stage.output) if work.row.state == "done" else None
+    records[work.stage.name] |= {"state": work.row.state, "seconds": round(work.row.seconds, 1), "digest": digest}
+    _write(folder / "study.json", records)
+
+
+def output_digest(output: Path) -> str:
+    """sha256 of what an output holds: the digests in its manifests where it holds artifacts (they cover all other
+    files, and neither time nor machine), otherwise every file in it."""
+    manifests = sorted(output.rglob("manifest.json"))
+    files = manifests or ([output] if output.is_file() else sorted(p for p in output.rglob("*") if p.is_file()))
+    sha = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest = (json.loads(content).get("digest") if manifests else None) or hashlib.sha256(content).hexdigest()
+        sha.update(f"{path.relative_to(output.parent)}:{digest}\n".encode())
+    return sha.hexdigest()
+
+
+def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGINT to every stage's process group, then wait; SIGKILL after the grace time or a second Ctrl-C."""
+    children = [child for child in children if child.poll() is None]
+    for child in children:
+        os.killpg(child.pid, signal.SIGINT)
+    end = time.monotonic() + _GRACE
+    for child in children:
         try:
-            while child.poll() is None:
-                row.seconds = time.monotonic() - start
-                row.read(progress)
-                show()
-                time.sleep(_POLL)
-        except KeyboardInterrupt:
-            row.state = "interrupted"
-        finally:
-            _stop(child)
-    row.seconds = time.monotonic() - start
-    row.read(progress)
-    if row.state == "running":
-        if child.returncode:
-            row.state, row.note = "failed", f"exit code {child.returncode}"
-        elif not _exists(stage.output):
-            row.state, row.note = "failed", f"it left no {stage.output}"
-        else:
-            row.state = "done"
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """SIGINT to the stage's process group, then wait; SIGKILL after the grace time or a second Ctrl-C."""
-    if child.poll() is not None:
-        return
-    os.killpg(child.pid, signal.SIGINT)
-    try:
-        child.wait(_GRACE)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+            child.wait(max(end - time.monotonic(), 0))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def _conclude(stages: Sequence[Stage], rows: dict[str, Row], folder: Path, board: Board) -> int:

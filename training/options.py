@@ -118,6 +118,7 @@ class Ablate:
     seeds: str | None = None  # training seeds, e.g. 0,1,2; None: the recipe's
     out: str | None = None  # folder; None: runs/<study>-<recipe>
     starred: bool = False  # also evaluate every arm with a library's skills in its prompt
+    jobs: int = 1  # stages that run at once and share the cores: arms, and whole training seeds
     method: str | None = None  # .py file of a method of your own, which the study's arms may name
 
 

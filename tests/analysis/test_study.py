@@ -75,6 +75,39 @@ def test_failed_stage_takes_only_its_dependants(tmp_path, capfd):
     assert runs(tmp_path, "bad", "child", "grandchild", "free") == [2, 1, 1, 1]
 
 
+def test_stages_run_side_by_side_where_their_needs_allow(tmp_path):
+    """a and b can only end together; c waits for both, d for neither but for a place."""
+    meet = """
+import pathlib, time
+here = pathlib.Path({here!r})
+here.write_text("")
+end = time.monotonic() + 30
+while not pathlib.Path({other!r}).exists():
+    assert time.monotonic() < end, "alone"
+    time.sleep(0.01)
+"""
+    a, b = (str(tmp_path / name) for name in ("a.here", "b.here"))
+    last = f"import pathlib; assert pathlib.Path({str(tmp_path / 'b.out')!r}).exists()"
+    stages = [
+        stage(tmp_path, "a", meet.format(here=a, other=b)),
+        stage(tmp_path, "b", meet.format(here=b, other=a)),
+        stage(tmp_path, "c", last, needs=("a", "b")),
+        stage(tmp_path, "d", "raise SystemExit(3)"),
+        stage(tmp_path, "e", needs=("d",)),
+    ]
+    assert run_study(stages, tmp_path / "study", jobs=2) == 1
+    assert runs(tmp_path, "a", "b", "c", "d", "e") == [1, 1, 1, 1, 0]
+    records = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert [records[name]["state"] for name in "abcd"] == ["done", "done", "done", "failed"] and "e" not in records
+    assert run_study(stages, tmp_path / "study", jobs=2) == 1
+    assert runs(tmp_path, "a", "b", "c", "d", "e") == [1, 1, 1, 2, 0]
+
+
+def test_jobs_must_be_positive(tmp_path):
+    with pytest.raises(ValueError, match="jobs is 0, expected 1 or more"):
+        run_study([], tmp_path, jobs=0)
+
+
 @pytest.mark.parametrize(
     "command, note", [((sys.executable, "-c", "0"), "left no"), (("/no/such/program",), "cannot start")]
 )
