@@ -45,7 +45,7 @@ def cost_frame(metrics: pd.DataFrame, parameters: float) -> pd.DataFrame:
     """What the steps up to each one have cost together, indexed by step, 0 first.
 
     Args: metrics, of frames.metrics_frame. Columns: tokens_rollout; tokens_read, by a teacher, and every other
-    `tokens/*` that is read forward; tokens_trained; flops; seconds (of training); eval_seconds.
+    `tokens/*` (skills that the policy wrote); tokens_trained; flops; seconds (of training); eval_seconds.
     """
     wide = metrics.pivot(index="step", columns="metric", values="value").fillna(0.0).sort_index()
     wide = wide.reindex(sorted({0, *wide.index}), fill_value=0.0)

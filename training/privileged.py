@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def teacher_texts(
     """Trajectory id -> the text in front of the teacher's task, None without a teacher; and counts.
 
     `skills.control` puts another text in the skill's place (see diagnostics/contexts.py). A text over `skills.budget`
-    tokens is not cut: its trajectory gets no teacher and is counted (case B32).
+    tokens is not cut: its trajectory gets no teacher and is counted (case B32). `tokens/skills`: what the policy wrote.
     Raises: ValueError when nobody gives the skills that the method needs.
     """
     if needs.teacher == "none" or needs.skill == "none":
@@ -45,12 +45,18 @@ def teacher_texts(
     if played:
         skills = write(played, step) if giver is write and write else giver.for_trajectories(played, step)
     texts = {id: skill.text for id, skill in skills.items() if skill.text.strip()}
+    counts = written_tokens(tokenizer, skills.values()) if giver is write else {}
     control = config.skills.control
     if control != "own_skill" and texts:
         written = [trajectory for trajectory in played if trajectory.id in texts]
         texts = contexts_for(tokenizer, written, texts, [control], config.seed)[control]
     kept = {id: text for id, text in texts.items() if len(encode(tokenizer, text)) <= config.skills.budget}
-    return kept, {"distill/over_budget": (len(texts) - len(kept)) / max(len(texts), 1)}
+    return kept, {**counts, "distill/over_budget": (len(texts) - len(kept)) / max(len(texts), 1)}
+
+
+def written_tokens(tokenizer: Any, skills: Iterable[Skill]) -> dict[str, float]:
+    """Tokens of the skills that the policy wrote in a step, as a metric; replies without a skill are not in it."""
+    return {"tokens/skills": float(sum(len(encode(tokenizer, skill.text)) for skill in skills))}
 
 
 def write_samples(run: Path, step: int, tokenizer: Any, pairs: Sequence[PairedSegment]) -> None:

@@ -33,7 +33,7 @@ from training.checkpoint import (
 from training.config import Config
 from training.method import Needs, load_method
 from training.monitor import Log, Means
-from training.privileged import WriteSkills, teacher_texts, write_samples
+from training.privileged import WriteSkills, teacher_texts, write_samples, written_tokens
 from training.skills.source import SkillSource
 from training.skills.step_level import build_step_pairs
 from training.update import Cache, Learner, extra_updates, generator, read_steps, score, update
@@ -167,6 +167,8 @@ def _step(learner: Learner, tokenizer: Any, rollout_fn: Rollout, sources: Source
         if sources.write_steps is None:
             raise ValueError(f"method {config.method!r} needs skills of single turns; give write_step_skills_fn")
         turn_skills = sources.write_steps(played, step)
+        of_turns = written_tokens(tokenizer, (skill for turns in turn_skills.values() for skill in turns.values()))
+        over["tokens/skills"] = over.get("tokens/skills", 0.0) + of_turns["tokens/skills"]
     wrote = time.perf_counter()
     metrics = {
         "tokens/rollout": float(sum(trajectory.n_tokens for trajectory in trajectories)),

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.bandit import CONFIG, model, play, run, same, weights, write_skills
+from diagnostics.paired import run_pairs
+from tests.training.bandit import CONFIG, TOKENIZER, model, play, run, same, weights, write_skills
 from training.methods.pr_opd import PrOpdConfig
+from training.methods.sdar import SdarConfig
 from training.monitor import read_metrics
 
 PR_OPD = replace(CONFIG, method="pr_opd")
@@ -188,6 +190,9 @@ def test_pr_opd_aligns(tmp_path: Path) -> None:
     assert rows[0]["loss/pr_opd"] == pytest.approx(2.0, abs=0.2)  # a random plain projector
     assert rows[-1]["loss/pr_opd"] < 0.5
     assert rows[0]["distill/tokens"] == 32 and rows[0]["distill/paired"] == 32
+    lengths = [len(TOKENIZER(f"take the {reward} box")["input_ids"]) for reward in (10, 0)]
+    won = round(32 * rows[0]["reward/success"])
+    assert rows[0]["tokens/skills"] == won * lengths[0] + (32 - won) * lengths[1]
     for layer in "01":
         assert rows[-1][f"loss/pr_opd/cosine_projected/{layer}"] > 0.7
         assert -1 <= rows[0][f"states/cosine_raw/{layer}"] <= 1
@@ -195,6 +200,27 @@ def test_pr_opd_aligns(tmp_path: Path) -> None:
     mean = sum(rows[-1][f"loss/pr_opd/cosine_projected/{layer}"] for layer in "01") / 2
     assert rows[-1]["loss/pr_opd"] == pytest.approx(2 - 2 * mean, abs=1e-5)
     assert not any(key in rows[0] for key in ("loss/policy", "loss/kl", "loss/entropy"))  # alignment only
+
+
+def test_a_rollout_time_teacher_is_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates, then one: the copy that the first step keeps for its second update is not the second step's."""
+    config = replace(
+        CONFIG, method="sdar", method_config=SdarConfig(objective="reverse_kl", skill="hindsight"), steps=2
+    )
+    config = optim(config, mini_batch_rows=16)
+    policy, teachers = model(), []
+    start = weights(policy)
+
+    def read(model: Any, pairs: Any, **given: Any) -> Any:
+        if given.get("student_grad"):
+            teachers.append(given["teacher_model"])
+        return run_pairs(model, pairs, **given)
+
+    monkeypatch.setattr("training.update.run_pairs", read)
+    run(config, tmp_path, policy, lambda step: play(policy, step)[: 32 if step == 0 else 16])
+    first, second, alone = teachers
+    assert first is second and same(weights(first), start)
+    assert alone is None  # with one update the weights that are read are those of the rollout
 
 
 def test_the_projector_is_in_the_checkpoint_and_not_in_the_model(tmp_path: Path) -> None:
