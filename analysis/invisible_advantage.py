@@ -34,11 +34,11 @@ class Sizes:
     train_games: int = 320
     unseen_games: int = 16
     panel: int = 128
-    stage1_steps: int = 18
+    stage1_steps: int = 30
     stage2_steps: int = 5
     tasks_per_step: int = 8
     group_size: int = 8
-    eval_every: int = 9  # of Stage I; Stage II is evaluated at its start and end
+    eval_every: int = 10  # of Stage I; Stage II is evaluated at its start and end
     end_seeds: tuple[int, ...] = (0, 1, 2)
     episodes: int = 48  # that the policy reads again
     reader_episodes: int = 24  # that the pretrained reader reads
@@ -103,7 +103,7 @@ def stages(folder: Path, sizes: Sizes, seed: int) -> list[Stage]:
             _undertow("train", "--out", stage1, *steps, *trains),
             checkpoint,
             ("games",),
-            weight=480,
+            weight=20 * sizes.stage1_steps,
         ),
         Stage(
             "skill-policy",
