@@ -47,6 +47,7 @@ class Against(NamedTuple):
     kind: Divergence
     model: Any
     final: Float[Tensor, "M D"]
+    branch: Literal["student", "teacher"] = "teacher"  # whose distribution it is
 
 
 @contextmanager
@@ -77,8 +78,8 @@ def read_contexts(
 ) -> Reading:
     """One forward over right-padded contexts, at least `width` wide.
 
-    Args: at, states at the response tokens instead of before them; against, the teacher that the student's full
-    distribution is compared with; outputs, what is kept of each token's full distribution.
+    Args: at, states at the response tokens instead of before them; against, the other branch, whose full
+    distribution this one's is compared with; outputs, what is kept of each token's full distribution.
     """
     device = next(model.parameters()).device
     width = max(width, *(len(context.ids) for context in contexts))
@@ -143,16 +144,17 @@ def _score(
         apart = nothing
         if against is not None:
             with torch.no_grad():
-                teacher = full(against.model, other)
-            apart = divergence(logprobs, teacher, against.kind)
+                others = full(against.model, other)
+            branches = (logprobs, others) if against.branch == "teacher" else (others, logprobs)
+            apart = divergence(*branches, against.kind)
         values = [output(logprobs) for output in outputs.values()]
         return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart, *values
 
     size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
     if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
         score = partial(checkpoint, score, use_reentrant=False)
-    others = hidden if against is None else against.final
-    pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, others)), strict=True)]
+    finals = hidden if against is None else against.final
+    pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, finals)), strict=True)]
     logprobs, entropies, apart, *values = (torch.cat(part) for part in zip(*pieces, strict=True))
     named = dict(zip(outputs, values, strict=True))
     return logprobs, entropies if entropy else None, None if against is None else apart, named

@@ -31,6 +31,25 @@ class Needs:
     divergence: Divergence | Literal["none"] = "none"  # of the full distributions
 
 
+def merged(needs: Sequence[Needs]) -> Needs:
+    """What all of them need together. Raises ValueError where two give one name to different functions."""
+    outputs: dict[str, Output] = {}
+    for name, output in (item for each in needs for item in each.outputs.items()):
+        if outputs.setdefault(name, output) is not output:
+            raise ValueError(f"two measures call different functions of the distribution {name!r}; rename one of them")
+    divergences = {each.divergence for each in needs} - {"none"}
+    if len(divergences) > 1:
+        raise ValueError(f"measures need different divergences ({', '.join(sorted(divergences))}); run them apart")
+    return Needs(
+        states=any(each.states for each in needs),
+        prepare=any(each.prepare for each in needs),
+        first=tuple(dict.fromkeys(context for each in needs for context in each.first)),
+        extra_layers=tuple(dict.fromkeys(layer for each in needs for layer in each.extra_layers)),
+        outputs=outputs,
+        divergence=next(iter(divergences), "none"),
+    )
+
+
 @dataclass(frozen=True)
 class Subject:
     """What a measure may know about what it measures."""

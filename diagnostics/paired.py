@@ -1,24 +1,24 @@
 """One pair, measured twice: the same response tokens read without and with a privileged text in the context.
 
-`build_pairs` writes the two contexts, `run_pairs` reads them. Training calls it with gradients on the student branch,
-diagnostics without.
+`build_pairs` writes the two contexts, `run_pairs` reads them. Training calls it with gradients on the student branch;
+`diagnostics.beside` reads one student beside several teachers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from diagnostics.capture.hf import layer_names
 from diagnostics.forward import Against, Context, Divergence, Output, Reading, read_contexts, reading_mode
+from diagnostics.passes import PairedPass, student_pass, with_teacher
 from diagnostics.records import Segment, Trajectory
 from diagnostics.render import place_skill, prompt_ids
 
@@ -50,28 +50,6 @@ class PairedSegment:
                 raise ValueError(f"{where}: a response cannot hold the first token, nothing is read before it")
             if not np.array_equal(ids[positions], self.response_ids):
                 raise ValueError(f"{where}: the ids at the positions given are not the response ids; build both anew")
-
-
-@dataclass(frozen=True, eq=False)
-class PairedPass:
-    """What a model reads at the M response tokens of some pairs, flat and in their order.
-
-    Entry t of a log-prob is the probability OF response token t; the state paired with it is the residual stream at
-    the position BEFORE it. Only student tensors can carry gradients.
-    """
-
-    row: Int[Tensor, "M"]  # index of the pair
-    has_teacher: Bool[Tensor, "M"]  # False: no teacher context; teacher tensors there read the student's
-    student_logprobs: Float[Tensor, "M"]  # nats
-    student_entropy: Float[Tensor, "M"] | None = None  # nats, of the full distribution
-    teacher_logprobs: Float[Tensor, "M"] | None = None  # nats
-    divergence: Float[Tensor, "M"] | None = None  # nats, of the full distributions
-    student_states: Float[Tensor, "L M D"] | None = None  # output of every block, before or at the token
-    teacher_states: Float[Tensor, "L M D"] | None = None
-    student_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)  # "embed", "final_norm"
-    teacher_extra: dict[str, Float[Tensor, "M D"]] = field(default_factory=dict)
-    student_outputs: dict[str, Tensor] = field(default_factory=dict)  # [M, ...] of the full distribution, by name
-    teacher_outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 def build_pairs(
@@ -176,8 +154,8 @@ def run_pairs(
     blocks = layer_names(model)[1:-1] if states != "none" else ()
     layers = (*blocks, *extra_layers)
     read = partial(read_contexts, temperature=temperature, layers=layers, at=states == "at", outputs=outputs)
-    student_contexts = [_student_context(pair) for pair in pairs]
-    teacher_contexts = [_teacher_context(pair) for pair in pairs]
+    student_contexts = [student_context(pair) for pair in pairs]
+    teacher_contexts = [teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher
     widths = [len(context.ids) for context in student_contexts]
     if align:
@@ -203,32 +181,20 @@ def run_pairs(
     read_order = torch.tensor([index for batch in batches for index in batch])
     row_as_read = torch.repeat_interleave(read_order, lengths[read_order])
     back = torch.argsort(row_as_read, stable=True)  # from the order of reading to the order of the pairs
-    row = row_as_read[back].to(students[0].logprobs.device)
-    student_states, student_extra = _join_states(students, blocks, back)
-    teacher_states, teacher_extra = _join_states(teachers, blocks, back) if teacher else (None, {})
-    return PairedPass(
-        row=row,
-        has_teacher=torch.tensor([pair.teacher_ids is not None for pair in pairs], device=row.device)[row],
-        student_logprobs=_join([reading.logprobs for reading in students], back),
-        student_entropy=_join([reading.entropy for reading in students], back),
-        teacher_logprobs=_join([reading.logprobs for reading in teachers], back) if teacher else None,
-        divergence=_join([reading.divergence for reading in students], back),
-        student_states=student_states,
-        teacher_states=teacher_states,
-        student_extra=student_extra,
-        teacher_extra=teacher_extra,
-        student_outputs=_join_outputs(students, back),
-        teacher_outputs=_join_outputs(teachers, back) if teacher else {},
-    )
+    has_teacher = [pair.teacher_ids is not None for pair in pairs]
+    passed = student_pass(row_as_read[back], has_teacher, students, blocks, back)
+    return with_teacher(passed, teachers, blocks, back) if teacher else passed
 
 
-def _student_context(pair: PairedSegment) -> Context:
+def student_context(pair: PairedSegment) -> Context:
+    """The student's branch of a pair, as it is read."""
     return Context(pair.student_ids, pair.student_positions, pair.response_ids)
 
 
-def _teacher_context(pair: PairedSegment) -> Context:
+def teacher_context(pair: PairedSegment) -> Context:
+    """The teacher's branch of a pair, as it is read; the student's where there is none."""
     if pair.teacher_ids is None or pair.teacher_positions is None:  # keeps the rows aligned; has_teacher marks them
-        return _student_context(pair)
+        return student_context(pair)
     return Context(pair.teacher_ids, pair.teacher_positions, pair.response_ids)
 
 
@@ -243,22 +209,3 @@ def _micro_batches(widths: Sequence[int], tokens: int | None) -> list[list[int]]
         else:
             batches.append([index])
     return batches if len(batches) > 1 else [list(range(len(widths)))]  # one batch is read in the order it came
-
-
-def _join(parts: Sequence[Any], back: Tensor) -> Any:
-    """The parts in the order of the pairs; None where nothing was read."""
-    if parts[0] is None or len(parts) == 1:
-        return parts[0]
-    return torch.cat(list(parts))[back.to(parts[0].device)]
-
-
-def _join_states(
-    readings: Sequence[Reading], blocks: Sequence[str], back: Tensor
-) -> tuple[Tensor | None, dict[str, Tensor]]:
-    joined = {name: _join([reading.states[name] for reading in readings], back) for name in readings[0].states}
-    stacked = torch.stack([joined.pop(name) for name in blocks]) if blocks else None
-    return stacked, joined
-
-
-def _join_outputs(readings: Sequence[Reading], back: Tensor) -> dict[str, Tensor]:
-    return {name: _join([reading.outputs[name] for reading in readings], back) for name in readings[0].outputs}

@@ -6,8 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,13 +15,15 @@ import pyarrow as pa
 import torch
 
 from diagnostics.artifact import Artifact, save_artifact, to_table
+from diagnostics.beside import run_beside
 from diagnostics.contexts import contexts_for
-from diagnostics.measure import Stream, Subject, WeightFn
+from diagnostics.measure import Subject, WeightFn, merged
 from diagnostics.measures import measures as chosen_measures
-from diagnostics.paired import PairedPass, PairedSegment, build_pairs, run_pairs
+from diagnostics.paired import PairedSegment, build_pairs, run_pairs
 from diagnostics.progress import progress
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, Segment, Trajectory, measurement
 from diagnostics.render import segment_from_turns
+from diagnostics.subsets import TURN_TOKENS, prepared_segments, single_turns
 
 UNCUT = 2**31 - 1
 
@@ -45,60 +46,67 @@ def diagnose(
     weights: Mapping[str, WeightFn] = MappingProxyType({}),
     **manifest: Any,
 ) -> Artifact:
-    """Reads every trajectory in every context and writes what the measures counted.
+    """Reads every trajectory in every context and writes what the measures found.
 
-    Both branches of a pair are read at one padded shape. `floor` is the exception that measures what a shape does:
-    the teacher is the student's own context, read alone instead of in its batch (exactly 0 only in exact arithmetic).
+    Order of reading: where a measure asks for it, a first pass over the first 32 students in the order of the hash of
+    their trajectory id; the contexts that a measure needs first, each in a pass of its own; then, batch by batch, the
+    student once and the teachers of all other contexts beside it. Student and teachers are read at one padded shape.
+    `floor` is the exception that measures what a shape does: the teacher is the student's own context, read alone
+    instead of in its batch (exactly 0 only in exact arithmetic). Measures that run the model themselves get the first
+    24 single turns of at most 256 tokens in the order of the hash of trajectory id and turn.
     Args: skills, own skill text by trajectory id; contexts, of contexts.CONTEXTS; measures, of measures.MEASURES or
     "all"; max_tokens, tokens of a segment that are read (response tokens behind it are counted as cut; None: all);
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
-    another tokenizer: read the texts instead, see same_tokenizer; weights, token weights by
-    method name, for measures that compare methods; provenance, its seed also seeds the contexts;
-    manifest, further arguments of save_artifact.
+    another tokenizer: read the texts instead, see same_tokenizer; weights, token weights by method name, for measures
+    that compare methods; provenance, its seed also seeds the contexts; manifest, further arguments of save_artifact.
     Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts.
-    Raises: ValueError on an unknown name, or a context in which no pair is left.
+    Raises: ValueError on an unknown name, a context in which no pair is left, or no turn short enough for a measure
+    that needs one.
     """
     chosen = chosen_measures(measures)
-    first = [name for m in chosen for name in m.needs.first if name in contexts]
-    order = list(dict.fromkeys([*first, *contexts]))
+    needs = merged([m.needs for m in chosen if m.start is not None])
+    first = tuple(name for name in needs.first if name in contexts)
+    order = tuple(dict.fromkeys([*first, *contexts]))
+    passes = [*((name,) for name in first), order[len(first) :]]
     texts = contexts_for(tokenizer, trajectories, skills, order, provenance.seed)
     rows, dropped = _segments(tokenizer, trajectories, max_tokens, retokenise)
     limit = max_teacher_tokens or model.config.get_text_config().max_position_embeddings
-    students, _ = build_pairs(tokenizer, rows, None, "floor", limit)
-    pairs, counts = {}, {"all": dropped}
+    pairs: dict[str, list[PairedSegment]] = {}
+    counts = {"all": dropped}
     for name in order:
-        pairs[name], left = build_pairs(tokenizer, rows, texts[name], name, limit)
+        pairs[name], left = build_pairs(tokenizer, rows, texts[name], name, limit, keep_unpaired=True)
         counts[name] = {reason: n for reason, n in left.items() if reason != "paired"}
-        if not pairs[name]:
+        if not left["paired"]:
             reasons = ", ".join(f"{reason} {n}" for reason, n in {**dropped, **counts[name]}.items())
             raise ValueError(f"context {name!r} has no pair left to read ({reasons}; teacher limit {limit} tokens)")
+    turns: dict[str, list[PairedSegment]] = {}
+    if any(m.direct for m in chosen):
+        turns, counts["all"]["turns_too_long"] = _turns(pairs, [m.name for m in chosen if m.direct])
 
     subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights)
     started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
-    streams: list[Stream] = [stream for stream, _ in started]
-    prepared = [stream for stream, needs in started if needs.prepare]
-    read = partial(
-        run_pairs,
-        model,
-        states="before" if any(needs.states for _, needs in started) else "none",
-        outputs={name: output for _, needs in started for name, output in needs.outputs.items()},
-        temperature=temperature,
-    )
-    done, total = 0, len(students) * bool(prepared) + sum(map(len, pairs.values()))
+    options: dict[str, Any] = {"states": "before" if needs.states else "none", "temperature": temperature}
+    options |= {"extra_layers": needs.extra_layers, "outputs": needs.outputs}
+    prepared = [stream for stream, its in started if its.prepare]
+    students, _ = build_pairs(tokenizer, prepared_segments(rows) if prepared else [], None, "none", limit)
+    done, total = 0, len(students) + sum(_n_paired(of_context) for of_context in pairs.values()) * bool(started)
     with progress("diagnose", total) as report, torch.no_grad():
-        for batch in _batches(students if prepared else [], micro_batch_tokens):
-            passed = read(batch, teacher=False)
+        for batch in _batches([len(pair.student_ids) for pair in students], micro_batch_tokens):
+            some = [students[index] for index in batch]
+            passed = run_pairs(model, some, teacher=False, **options)
             for stream in prepared:
-                stream.prepare(batch, passed)
-            report(done := done + len(batch))
-        for name in order:
-            for batch in _batches(pairs[name], micro_batch_tokens):
-                passed = _floor(read, batch) if name == "floor" else read(batch)
-                for stream in streams:
-                    stream.update(batch, passed)
-                report(done := done + len(batch))
-    return _save(out, [stream.result(provenance) for stream in streams], counts, provenance, manifest)
+                stream.prepare(some, passed)
+            report(done := done + len(some))
+        for names in passes if started else []:
+            for beside in _beside(pairs, names, micro_batch_tokens):
+                for name, passed in run_beside(model, beside, alone=("floor",), divergence=needs.divergence, **options):
+                    for stream, _ in started:
+                        stream.update(beside[name], passed)
+                    report(done := done + len(beside[name]))
+        results = [stream.result(provenance) for stream, _ in started]
+        results += [m.direct(subject, turns, provenance) for m in chosen if m.direct is not None]
+    return _save(out, results, counts, provenance, manifest)
 
 
 def same_tokenizer(tokenizer: Any, trajectories: Artifact) -> bool:
@@ -136,35 +144,49 @@ def _cut(segment: Segment, max_tokens: int | None) -> Segment:
     return dataclasses.replace(segment, **{name: getattr(segment, name)[:max_tokens] for name in arrays})
 
 
-def _batches(pairs: Sequence[PairedSegment], tokens: int) -> Iterator[list[PairedSegment]]:
-    """Pairs of like length together, widest first; rows * widest <= tokens (at least one row)."""
+def _turns(pairs: Mapping[str, Sequence[PairedSegment]], names: Sequence[str]) -> tuple[dict, int]:
+    turns, too_long = single_turns(pairs)
+    if not any(turns.values()):
+        raise ValueError(
+            f"measure {names[0]!r} reads single turns of at most {TURN_TOKENS} tokens that have a teacher in every "
+            f"context, and there is none ({too_long} are longer); leave it out or read shorter episodes"
+        )
+    return turns, too_long
 
-    def width(pair: PairedSegment) -> int:
-        return max(len(pair.student_ids), 0 if pair.teacher_ids is None else len(pair.teacher_ids))
 
-    batch: list[PairedSegment] = []
-    for pair in sorted(pairs, key=width, reverse=True):
-        if batch and (len(batch) + 1) * width(batch[0]) > tokens:
+def _n_paired(pairs: Sequence[PairedSegment]) -> int:
+    return sum(pair.teacher_ids is not None for pair in pairs)
+
+
+def _beside(
+    pairs: Mapping[str, Sequence[PairedSegment]], names: Sequence[str], tokens: int
+) -> Iterator[dict[str, list[PairedSegment]]]:
+    """Batches of the same segments in each of the contexts; segments that a context has no teacher for go apart."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, row in enumerate(zip(*(pairs[name] for name in names), strict=True)):
+        available = tuple(name for name, pair in zip(names, row, strict=True) if pair.teacher_ids is not None)
+        groups.setdefault(available, []).append(index)
+    for available, members in groups.items():
+        columns = {name: [pairs[name][index] for index in members] for name in available}
+        widths = [max(map(_width, row)) for row in zip(*columns.values(), strict=True)]
+        for batch in _batches(widths, tokens):
+            yield {name: [column[place] for place in batch] for name, column in columns.items()}
+
+
+def _width(pair: PairedSegment) -> int:
+    return max(len(pair.student_ids), 0 if pair.teacher_ids is None else len(pair.teacher_ids))
+
+
+def _batches(widths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Places of like width together, widest first; rows * widest <= tokens (at least one row)."""
+    batch: list[int] = []
+    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
+        if batch and (len(batch) + 1) * widths[batch[0]] > tokens:
             yield batch
             batch = []
-        batch.append(pair)
+        batch.append(place)
     if batch:
         yield batch
-
-
-def _floor(read: Callable[..., PairedPass], batch: Sequence[PairedSegment]) -> PairedPass:
-    """The student's context read in its batch (student tensors) and row by row (teacher tensors)."""
-    together = read(batch if len(batch) > 1 else [*batch, *batch], teacher=False)
-    alone = read(batch, teacher=False, micro_batch_tokens=1)
-    n = len(alone.row)
-    return PairedPass(
-        row=alone.row,
-        has_teacher=torch.ones_like(alone.has_teacher),
-        student_logprobs=together.student_logprobs[:n],
-        teacher_logprobs=alone.student_logprobs,
-        student_states=None if together.student_states is None else together.student_states[:, :n],
-        teacher_states=alone.student_states,
-    )
 
 
 def _save(
