@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import zlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from diagnostics.derangement import other_sources
 from diagnostics.records import Trajectory
 
 CONTEXTS = ("own_skill", "other_skill", "unrelated", "shuffled", "none", "floor")
@@ -43,8 +43,8 @@ def contexts_for(
     """The text placed in front of each trajectory in each named context; a trajectory without one is left out.
 
     own_skill: its skill. other_skill: the skill of a trajectory of another task (of another trajectory, where one task
-    holds more than half of them), each used once. unrelated: prose cut to as many tokens as the own skill. shuffled:
-    the own skill's words in random order. none, floor: the empty text.
+    holds more than half of them), each used once, see derangement.other_sources. unrelated: prose cut to as many
+    tokens as the own skill. shuffled: the own skill's words in random order. none, floor: the empty text.
     Source: PR-OPD Fig. 4 (length-matched text, "all controls"); their exact form ours.
     Args: skills, text by trajectory id; names, of CONTEXTS; seed, of the shuffles and draws, which do not depend on
     the order of the trajectories or on which contexts are asked for.
@@ -63,7 +63,7 @@ def contexts_for(
         elif name == "own_skill":
             result[name] = dict(written)
         elif name == "other_skill":
-            result[name] = _other_skills(trajectories, written, seed)
+            result[name] = {id: written[source] for id, source in other_sources(trajectories, written, seed).items()}
         elif name == "unrelated":
             result[name] = {id: unrelated_text(tokenizer, text, _generator(seed, id)) for id, text in written.items()}
         else:
@@ -100,20 +100,6 @@ def unrelated_text(tokenizer: Any, text: str, generator: np.random.Generator) ->
         else:
             high = middle
     return prose[:high].rstrip()
-
-
-def _other_skills(trajectories: Sequence[Trajectory], written: Mapping[str, str], seed: int) -> dict[str, str]:
-    """A derangement: trajectories sorted by task, each taking the skill that lies one largest task further on."""
-    task = {t.id: t.task_id for t in trajectories if t.id in written}
-    order = sorted(written)
-    np.random.default_rng(seed).shuffle(order)
-    shift = max(Counter(task.values()).values(), default=0)
-    if 2 * shift > len(order):  # one task holds more than half: only another trajectory can be asked for
-        task, shift = {id: "" for id in order}, 1
-    rank = {name: order.index(next(id for id in order if task[id] == name)) for name in set(task.values())}
-    order.sort(key=lambda id: rank[task[id]])
-    other = {id: written[order[(place + shift) % len(order)]] for place, id in enumerate(order)}
-    return {id: other[id] for id in written if other[id] != written[id]}  # an equal text is no control
 
 
 def _n_tokens(tokenizer: Any, text: str) -> int:
