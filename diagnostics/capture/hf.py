@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 Layers = Literal["all"] | Sequence[str]
+Select = tuple[Int[Tensor, "M"], Int[Tensor, "M"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +29,15 @@ class Capture:
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
     """The decoder blocks, whatever the architecture calls them (`model.layers`, `transformer.h`, ...)."""
+    return find_blocks(model)[1]
+
+
+def find_blocks(model: Any) -> tuple[str, nn.ModuleList]:
+    """Where the decoder blocks lie in `model.base_model` (a dotted path), and the blocks."""
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    for path, module in model.base_model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+            return path, module
     raise ValueError(f"{type(model).__name__} holds no list of {count} decoder blocks; it is not a model we can read")
 
 
@@ -49,12 +55,22 @@ def layer_names(model: Any) -> tuple[str, ...]:
     return ("embed", *(str(index) for index in range(len(decoder_blocks(model)))), "final_norm")
 
 
+def chosen_layers(model: Any, layers: Layers) -> tuple[str, ...]:
+    """The names asked for; "all" is embed and every block. Raises ValueError on an unknown name."""
+    known = layer_names(model)
+    names = known[:-1] if layers == "all" else tuple(layers)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown layer {name!r}; this model has {', '.join(known)}")
+    return names
+
+
 def capture_states(
     model: Any,
     ids: Int[Tensor, "B T"],
     attention_mask: Int[Tensor, "B T"],
     layers: Layers = "all",
-    select: tuple[Int[Tensor, "M"], Int[Tensor, "M"]] | None = None,
+    select: Select | None = None,
 ) -> Capture:
     """One forward of the decoder without its head, with the residual stream of the layers asked for.
 
@@ -66,16 +82,12 @@ def capture_states(
     Returns a Capture of [B, T, D], or [M, D] with `select`.
     Raises ValueError on an unknown layer.
     """
-    known = layer_names(model)
-    names = known[:-1] if layers == "all" else tuple(layers)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"unknown layer {name!r}; this model has {', '.join(known)}")
+    names = chosen_layers(model, layers)
 
     def keep(hidden: Tensor) -> Tensor:
         return hidden if select is None else hidden[select]
 
-    mask, positions = _mask_and_positions(attention_mask)
+    mask, positions = mask_and_positions(attention_mask)
     with _hooks(decoder_blocks(model), names, keep) as states:
         output = model.base_model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
     final = keep(output.last_hidden_state)
@@ -84,9 +96,13 @@ def capture_states(
     return Capture(final, {name: states[name] for name in names})
 
 
-def _mask_and_positions(mask: Tensor) -> tuple[Tensor | None, Tensor]:
+def mask_and_positions(mask: Int[Tensor, "B T"]) -> tuple[Int[Tensor, "B T"] | None, Int[Tensor, "B T"]]:
+    """The mask and the position ids a model is given: positions count the real tokens, on whichever side the pads are.
+
+    Where all pads are on the right there is no mask (None).
+    """
     if (mask.diff(dim=-1) <= 0).all():
-        # pads on the right: no causal query sees one, and without a mask attention takes its cheaper causal path
+        # no causal query sees a pad on the right, and without a mask attention takes its cheaper causal path
         return None, torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     return mask, (mask.cumsum(-1) - 1).clamp(min=0)
 

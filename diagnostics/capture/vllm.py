@@ -1,0 +1,186 @@
+"""Log-probs of a vLLM server or engine, and hidden states of an engine in this process.
+
+vLLM gives the log-probs of a prompt to anyone who asks (`prompt_logprobs`). States it does not hand out; where the
+model runs in this process `LLM.apply_model` lets us put hooks on it. vLLM keeps the residual stream in two parts: what
+a block returns is (change, residual), and the state is their sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, find_blocks
+
+IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # "0": the engine, and with it the model, runs in the caller's process
+
+
+def open_engine(folder: str, dtype: str = "auto", **options: Any) -> Any:
+    """A vLLM engine in this process whose states can be read.
+
+    Args: folder, of a Hugging Face checkpoint; dtype, of its weights ("float32" to compare with other backends);
+    options, further arguments of vllm.LLM.
+    """
+    os.environ[IN_PROCESS] = "0"
+    from vllm import LLM
+
+    # eager: a compiled graph passes hooks by. No prefix cache: a token that is not read again has no state.
+    plain = {"enforce_eager": True, "enable_prefix_caching": False, "skip_tokenizer_init": True}
+    return LLM(model=folder, dtype=dtype, **{**plain, **options})
+
+
+def capture_states(
+    model: Any,
+    ids: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"],
+    layers: Layers = "all",
+    select: Select | None = None,
+) -> Capture:
+    """The states of hf.capture_states, read from a vLLM engine row by row; places of pads are zero.
+
+    Source: ours. Args: model, an engine of open_engine; the others and Returns: see hf.capture_states.
+    Raises ValueError on an unknown layer, or where the engine's model is out of reach.
+    """
+    if not hasattr(model, "apply_model"):
+        what = "a vLLM server" if isinstance(model, str) else f"a {type(model).__name__}"
+        raise ValueError(
+            f"{what} gives no hidden states to the vllm backend: read the checkpoint with open_engine(folder)"
+        )
+    if os.environ.get(IN_PROCESS) != "0":
+        raise ValueError(f"this vLLM engine runs in another process: open it with open_engine, or with {IN_PROCESS}=0")
+    names: tuple[str, ...] = model.apply_model(lambda inner: chosen_layers(_as_hf(inner), layers))[0]
+    read: defaultdict[str, list[Tensor]] = defaultdict(list)
+    handles = model.apply_model(partial(_hook, names=(*names, "final_norm"), read=read))[0]
+    rows: list[dict[str, Tensor]] = []
+    try:
+        for row in _real(ids, attention_mask):
+            read.clear()
+            _generate(model, [row])
+            rows.append({name: torch.cat(pieces) for name, pieces in read.items()})  # a long prompt comes in pieces
+            if any(len(rows[-1].get(name, ())) != len(row) for name in (*names, "final_norm")):
+                raise ValueError(
+                    f"vLLM read {len(row)} tokens but its hooks did not see each once: open the engine with open_engine"
+                )
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def place(name: str) -> Tensor:
+        width = rows[0][name].shape[-1]
+        states = rows[0][name].new_zeros(*ids.shape, width)
+        states[attention_mask.bool().to(states.device)] = torch.cat([row[name] for row in rows])
+        return states if select is None else states[select]
+
+    return Capture(place("final_norm"), {name: place(name) for name in names})
+
+
+def token_logprobs(
+    model: Any, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"], select: Select
+) -> Float[Tensor, "M"]:
+    """Log-probs OF the tokens at some places, at temperature 1, from the prompt_logprobs of vLLM.
+
+    Source: ours. Args: model, an engine or the address of a server (`http://127.0.0.1:8000`); attention_mask, 1 on
+    real tokens; select, (row, position) of the M tokens.
+    Returns [M] nats.
+    Raises ValueError on a place with nothing to read before it, or where no vLLM server answers.
+    """
+    rows = _real(ids, attention_mask)
+    found = _ask(model, rows) if isinstance(model, str) else _generate(model, rows)
+    values = torch.full(ids.shape, torch.nan)
+    for row, (tokens, prompt) in enumerate(zip(rows, found, strict=True)):
+        first, *others = attention_mask[row].nonzero()[:, 0].tolist()
+        for place, token, choices in zip(others, tokens[1:], prompt[1:], strict=True):
+            values[row, place] = choices[token]
+    chosen = values[select[0].cpu(), select[1].cpu()]
+    if chosen.isnan().any():
+        index = int(chosen.isnan().nonzero()[0])
+        raise ValueError(
+            f"row {int(select[0][index])}, position {int(select[1][index])} has no log-prob: it is a pad or a row's "
+            "first token"
+        )
+    return chosen
+
+
+def _real(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    """The tokens of each row without its pads, which vLLM would read as text."""
+    return [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
+
+
+def _as_hf(inner: Any) -> Any:
+    """vLLM's model as find_blocks expects one."""
+    return SimpleNamespace(config=inner.config, base_model=inner)
+
+
+def _hook(inner: Any, names: Sequence[str], read: Mapping[str, list[Tensor]]) -> list[Any]:
+    """Hooks that append the states of the tokens of each forward."""
+    path, blocks = find_blocks(_as_hf(inner))
+    norm = list(inner.get_submodule(path.rpartition(".")[0]).children())[-1]  # what follows the blocks
+
+    def entering(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # (positions, hidden_states, residual) or (hidden_states,): the only matrix of floats
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        read["embed"].append(tensors[0].clone())  # a later block writes into it
+
+    def leaving(name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                read[name].append(output.clone())
+            else:
+                read[name].append(output[0].clone() if name == "final_norm" else output[0] + output[1])
+
+        return hook
+
+    handles = [blocks[int(name)].register_forward_hook(leaving(name)) for name in names if name.isdigit()]
+    handles.append(norm.register_forward_hook(leaving("final_norm")))
+    if "embed" in names:
+        handles.append(blocks[0].register_forward_pre_hook(entering, with_kwargs=True))
+    return handles
+
+
+def _generate(engine: Any, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float] | None]]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+    answers = engine.generate([{"prompt_token_ids": list(row)} for row in rows], params, use_tqdm=False)
+    return [
+        [None if place is None else {token: choice.logprob for token, choice in place.items()} for place in prompt]
+        for prompt in (answer.prompt_logprobs for answer in answers)
+    ]
+
+
+def _ask(address: str, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float] | None]]:
+    served = _http(f"{address}/v1/models")["data"][0]["id"]
+    asked = {"model": served, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    choices = sorted(_http(f"{address}/v1/completions", asked)["choices"], key=lambda choice: choice["index"])
+    if any(choice.get("prompt_logprobs") is None for choice in choices):
+        raise ValueError(f"the server at {address} sends no prompt_logprobs: it is not vLLM, or they are switched off")
+    return [
+        [None if place is None else {int(token): choice["logprob"] for token, choice in place.items()} for place in p]
+        for p in (choice["prompt_logprobs"] for choice in choices)
+    ]
+
+
+def _http(address: str, content: Any = None) -> Any:
+    data = None if content is None else json.dumps(content).encode()
+    request = Request(address, data, {"Content-Type": "application/json"})
+    try:
+        with build_opener(ProxyHandler({})).open(request) as answer:  # the server is on this machine: no proxy
+            return json.load(answer)
+    except HTTPError as error:
+        raise ValueError(f"the server at {address} refused: {error.code} {error.read().decode()[:300]}") from error
+    except (URLError, ConnectionError) as error:
+        raise ValueError(
+            f"no server answers at {address}: start one with python -m vllm.entrypoints.openai.api_server --model DIR "
+            "--host 127.0.0.1"
+        ) from error
