@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint, samplesize_proportions_2indep_onetail
 
 LEVEL = 0.95
@@ -74,6 +75,49 @@ def mcnemar(wins: int, losses: int) -> float:
     Equal to an exact sign test, which is how it extends to tasks played with several seeds.
     """
     return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def holm(p: ArrayLike) -> np.ndarray:
+    """Holm's adjusted p values: the chance that any true null among them falls below alpha is at most alpha.
+
+    With p sorted upwards, adjusted_i = max over j <= i of (K - j + 1) p_j, at most 1.
+    Source: Holm (1979), statsmodels `multipletests`. Args: p [K]; NaN stands for a test that could not be made: it
+    stays NaN and is not counted. Returns: [K] in the order given; whatever the tests share, they may be dependent.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    adjusted, made = np.full(values.shape, np.nan), ~np.isnan(values)
+    if made.any():
+        adjusted[made] = multipletests(values[made], method="holm")[1]
+    return adjusted
+
+
+def max_statistic(differences: ArrayLike, rng: np.random.Generator) -> np.ndarray:
+    """Adjusted p values of K paired comparisons made on the same units, e.g. one for each layer.
+
+    p_k = share of sign patterns in which the largest |t| of all K reaches |t_k|. A pattern turns whole units around,
+    in all comparisons at once, so that what the comparisons share is kept: sharper than Holm where they are alike.
+    Source: Westfall and Young (1993), single-step max-T; all 2^n patterns where these are at most RESAMPLES, else
+    that many drawn ones and the observed one.
+    Args: differences [n units, K], whole tasks or trajectories. Returns: [K] in (0, 1]; 1 where nothing differs.
+    Raises: ValueError on fewer than two units or a missing value.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if values.ndim != 2 or len(values) < 2 or np.isnan(values).any():
+        raise ValueError(
+            f"max_statistic: expected differences of at least two units in K comparisons, none missing, got shape "
+            f"{values.shape} with {int(np.isnan(values).sum())} missing; leave out units that lack a comparison"
+        )
+    n = len(values)
+    # A sign leaves squares as they are, so |t| grows with |sum| / sqrt(n sum of squares): no variance is needed anew.
+    scale = np.sqrt(n * np.square(values).sum(axis=0))
+    unit = np.divide(values, scale, out=np.zeros_like(values), where=scale > 0)
+    observed = np.abs(unit.sum(axis=0))
+    if 2**n <= RESAMPLES:
+        signs = 1.0 - 2.0 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
+    else:
+        signs = np.concatenate([np.ones((1, n)), rng.choice([-1.0, 1.0], size=(RESAMPLES, n))])
+    largest = np.abs(signs @ unit).max(axis=1)
+    return (largest[:, None] >= observed - 1e-12).mean(axis=0)  # equal patterns may differ by rounding
 
 
 def bootstrap_mean(values: ArrayLike, rng: np.random.Generator) -> Interval:

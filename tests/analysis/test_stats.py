@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
+from sklearn.utils import resample
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
 from analysis import stats
@@ -22,6 +24,13 @@ def test_b72_wilson(k, low, high):
     interval = stats.wilson(k, 128)
     assert (interval.estimate, interval.n) == (k / 128, 128)
     assert interval.low == pytest.approx(low, abs=6e-4) and interval.high == pytest.approx(high, abs=6e-4)
+
+
+@pytest.mark.parametrize("k, n", [(0, 7), (3, 7), (7, 7), (91, 128), (400, 1000)])
+def test_wilson_oracle(k, n):
+    oracle = scipy_stats.binomtest(k, n).proportion_ci(method="wilson")
+    interval = stats.wilson(k, n)
+    assert (interval.low, interval.high) == (pytest.approx(oracle.low, abs=1e-12), pytest.approx(oracle.high))
 
 
 def test_b72_headline_gap_is_no_evidence():
@@ -128,3 +137,104 @@ def test_too_few_units_have_no_interval(values, estimate):
     interval = stats.bootstrap_mean(values, rng())
     assert interval.estimate == pytest.approx(estimate, nan_ok=True)
     assert math.isnan(interval.low) and math.isnan(interval.high)
+
+
+def test_ratio_interval_against_resampling_by_hand():
+    draw = rng()
+    totals = draw.integers(5, 60, 30)
+    counts = draw.binomial(totals, draw.beta(2, 3, 30))
+    found = stats.bootstrap_ratio(counts, totals, rng())
+    ratios = []
+    for seed in range(4000):
+        count, total = resample(counts, totals, random_state=seed)
+        ratios.append(count.sum() / total.sum())
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
+
+
+def test_crossed_interval_against_loops_over_seeds_and_tasks():
+    grid = rng().normal(0.1, 0.4, (4, 25)) + rng().normal(0, 0.2, (4, 1))
+    grid[1, 3] = grid[2, :5] = np.nan
+    found, draw, means = stats.crossed_bootstrap(grid, rng()), np.random.default_rng(7), []
+    for _ in range(4000):
+        seeds, tasks = draw.integers(0, 4, 4), draw.integers(0, 25, 25)
+        values = [grid[s, t] for s in seeds for t in tasks if not np.isnan(grid[s, t])]
+        means.append(sum(values) / len(values))
+    low, high = np.quantile(means, [0.025, 0.975])
+    assert found.estimate == pytest.approx(np.nanmean(grid)) and found.n == 25
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.015))
+    one_seed, tasks_alone = stats.crossed_bootstrap(grid[:1], rng()), stats.bootstrap_mean(grid[0], rng())
+    assert "seeds" in found.method and "seeds" not in one_seed.method
+    assert (one_seed.low, one_seed.high) == (
+        pytest.approx(tasks_alone.low, abs=0.01),
+        pytest.approx(tasks_alone.high, abs=0.01),
+    )
+
+
+def test_crossed_interval_covers_when_seeds_and_tasks_vary():
+    """95 % intervals hold the truth in about 90 of 100 with eight seeds; one that overlooks seeds does so far less."""
+    covered = naive = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        grid = draw.normal(0, 0.2, (8, 1)) + draw.normal(0, 0.2, (1, 60)) + draw.normal(0, 0.3, (8, 60))
+        both, tasks = stats.crossed_bootstrap(grid, rng()), stats.bootstrap_mean(grid.mean(axis=0), rng())
+        covered += both.low <= 0 <= both.high
+        naive += tasks.low <= 0 <= tasks.high
+    assert covered >= 50 and naive <= 40
+
+
+def holm_by_hand(p):
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    adjusted, floor = [0.0] * len(p), 0.0
+    for rank, index in enumerate(order):
+        floor = max(floor, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = floor
+    return adjusted
+
+
+@pytest.mark.parametrize("p", [[0.01], [0.04, 0.01, 0.03], [0.5, 0.5], [0.9, 0.001, 0.02, 0.02]])
+def test_holm_by_hand(p):
+    assert stats.holm(p).tolist() == pytest.approx(holm_by_hand(p))
+    with_missing = stats.holm([np.nan, *p, np.nan])
+    assert np.isnan(with_missing[[0, -1]]).all() and with_missing[1:-1].tolist() == pytest.approx(holm_by_hand(p))
+    assert stats.holm([]).size == 0 and np.isnan(stats.holm([np.nan])).all()
+
+
+def test_max_statistic_by_brute_force():
+    """Every pattern of signs, and t statistics as a textbook has them."""
+    differences = np.random.default_rng(5).normal([0.9, 0.2, -0.5], 1.0, (9, 3))
+    differences[:, 2] = -differences[:, 0]  # the same comparison turned around
+
+    def statistic(values):
+        return np.abs(scipy_stats.ttest_1samp(values, 0, axis=0).statistic)
+
+    observed, patterns = statistic(differences), list(itertools.product((1, -1), repeat=9))
+    largest = [statistic(differences * np.array(signs)[:, None]).max() for signs in patterns]
+    expected = [np.mean([value >= t - 1e-9 for value in largest]) for t in observed]
+    assert stats.max_statistic(differences, rng()) == pytest.approx(expected)
+    single = stats.max_statistic(differences[:, :1], rng())
+    oracle = scipy_stats.permutation_test((differences[:, 0],), np.mean, permutation_type="samples", n_resamples=1000)
+    assert single[0] == pytest.approx(oracle.pvalue)
+
+
+def test_max_statistic_finds_what_is_there_and_nothing_else():
+    false = found = 0
+    for seed in range(60):
+        noise = np.random.default_rng(seed).normal(0, 1, (20, 12)) + np.random.default_rng(99 + seed).normal(
+            0, 1, (20, 1)
+        )
+        planted = noise.copy()
+        planted[:, 4] += 3
+        false += stats.max_statistic(noise, rng()).min() <= 0.05
+        p = stats.max_statistic(planted, rng())
+        found += p.argmin() == 4 and p[4] <= 0.05
+    assert false <= 8 and found == 60
+
+
+def test_max_statistic_edges():
+    shared = np.zeros((3, 2))
+    shared[:, 1] = 1
+    assert stats.max_statistic(shared, rng()).tolist() == [1.0, 0.25]  # two of eight patterns keep all signs alike
+    for values in (np.zeros((1, 2)), np.zeros(4), np.array([[1.0], [np.nan]])):
+        with pytest.raises(ValueError, match="at least two units"):
+            stats.max_statistic(values, rng())
