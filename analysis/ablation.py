@@ -30,7 +30,7 @@ class Sizes:
 
     train_games: int = 320
     panel: int = 128
-    stage1_steps: int = 18
+    stage1_steps: int = 30
     stage2_steps: int = 5  # of an arm of length 1
     eval_every: int = 3  # steps of an arm; Stage I is evaluated where arms start
     save_every: int = 4

@@ -153,7 +153,7 @@ def test_arms_of_a_seed_differ_in_nothing_else(tmp_path):
     ]
     for seed in (0, 1):
         arms = [found[f"seed{seed}-{name}"] for name in ("grpo", "sdar")]
-        checkpoint = str(tmp_path / f"seed{seed}/stage1/checkpoints/step_18")
+        checkpoint = str(tmp_path / f"seed{seed}/stage1/checkpoints/step_30")
         assert {setting(arm, "init-from") for arm in arms} == {checkpoint}
         assert {arm.needs for arm in arms} == {(f"seed{seed}-stage1",)}
         changed = set(arms[1].command) - set(arms[0].command)
@@ -171,7 +171,7 @@ def test_lengths_and_starts_are_in_steps_of_the_recipe(tmp_path):
     warmup = by_name(stages(tmp_path, find_study("warmup"), TINY, [0]))
     assert setting(warmup["seed0-stage1"], "save-every") == "2"  # a divisor of every start, so that each is saved
     assert setting(warmup["seed0-stage1"], "eval.every") == "6"  # every start is evaluated
-    for name, start, steps in (("early", 6, 5), ("middle", 12, 5), ("late", 18, 5), ("early_to_end", 6, 17)):
+    for name, start, steps in (("early", 10, 5), ("middle", 20, 5), ("late", 30, 5), ("early_to_end", 10, 25)):
         stage = warmup[f"seed0-pr_opd_{name}"]
         assert setting(stage, "init-from").endswith(f"stage1/checkpoints/step_{start}")
         assert setting(stage, "steps") == str(steps) and stage.output.name == f"step_{steps}"
