@@ -170,7 +170,7 @@ def test_arms_of_a_seed_differ_in_nothing_else(tmp_path):
 def test_lengths_and_starts_are_in_steps_of_the_recipe(tmp_path):
     warmup = by_name(stages(tmp_path, find_study("warmup"), TINY, [0]))
     assert setting(warmup["seed0-stage1"], "save-every") == "2"  # a divisor of every start, so that each is saved
-    assert setting(warmup["seed0-stage1"], "eval.every") == "6"  # every start is evaluated
+    assert setting(warmup["seed0-stage1"], "eval.every") == "10"  # every start is evaluated
     for name, start, steps in (("early", 10, 5), ("middle", 20, 5), ("late", 30, 5), ("early_to_end", 10, 25)):
         stage = warmup[f"seed0-pr_opd_{name}"]
         assert setting(stage, "init-from").endswith(f"stage1/checkpoints/step_{start}")
@@ -179,7 +179,7 @@ def test_lengths_and_starts_are_in_steps_of_the_recipe(tmp_path):
     horizon = by_name(stages(tmp_path, find_study("horizon"), TINY, [0]))
     assert {setting(horizon[f"seed0-{arm.name}"], "steps") for arm in find_study("horizon").arms} == {"10"}
     early = plan(find_study("warmup"), TINY, [0], False)["arms"][0]
-    assert (early["start"], early["steps"]) == (6, 5)
+    assert (early["start"], early["steps"]) == (10, 5)
 
 
 def test_smoke_plays_nothing_twice_and_stars_are_asked_for(tmp_path):
