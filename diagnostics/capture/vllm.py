@@ -99,9 +99,8 @@ def token_logprobs(
     found = _ask(model, rows) if isinstance(model, str) else _generate(model, rows)
     values = torch.full(ids.shape, torch.nan)
     for row, (tokens, prompt) in enumerate(zip(rows, found, strict=True)):
-        first, *others = attention_mask[row].nonzero()[:, 0].tolist()
-        for place, token, choices in zip(others, tokens[1:], prompt[1:], strict=True):
-            values[row, place] = choices[token]
+        logprobs = [choices[token] for token, choices in zip(tokens[1:], prompt[1:], strict=True)]
+        values[row, attention_mask[row].nonzero()[1:, 0].cpu()] = torch.tensor(logprobs)
     chosen = values[select[0].cpu(), select[1].cpu()]
     if chosen.isnan().any():
         index = int(chosen.isnan().nonzero()[0])
@@ -148,27 +147,27 @@ def _hook(inner: Any, names: Sequence[str], read: Mapping[str, list[Tensor]]) ->
     return handles
 
 
-def _generate(engine: Any, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float] | None]]:
+def _generate(engine: Any, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float]]]:
+    """Per row and token, the log-probs by token id; vLLM says None for the first token, we nothing."""
     from vllm import SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
     answers = engine.generate([{"prompt_token_ids": list(row)} for row in rows], params, use_tqdm=False)
     return [
-        [None if place is None else {token: choice.logprob for token, choice in place.items()} for place in prompt]
+        [{token: choice.logprob for token, choice in (place or {}).items()} for place in prompt]
         for prompt in (answer.prompt_logprobs for answer in answers)
     ]
 
 
-def _ask(address: str, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float] | None]]:
+def _ask(address: str, rows: Sequence[Sequence[int]]) -> list[list[dict[int, float]]]:
+    """The same from a server."""
     served = _http(f"{address}/v1/models")["data"][0]["id"]
     asked = {"model": served, "prompt": rows, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
     choices = sorted(_http(f"{address}/v1/completions", asked)["choices"], key=lambda choice: choice["index"])
     if any(choice.get("prompt_logprobs") is None for choice in choices):
         raise ValueError(f"the server at {address} sends no prompt_logprobs: it is not vLLM, or they are switched off")
-    return [
-        [None if place is None else {int(token): choice["logprob"] for token, choice in place.items()} for place in p]
-        for p in (choice["prompt_logprobs"] for choice in choices)
-    ]
+    prompts = [choice["prompt_logprobs"] for choice in choices]
+    return [[{int(key): value["logprob"] for key, value in (place or {}).items()} for place in p] for p in prompts]
 
 
 def _http(address: str, content: Any = None) -> Any:

@@ -1,0 +1,60 @@
+"""How far the backends lie apart on one batch: the number that stands in a report beside what they measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diagnostics.artifact import to_table
+from diagnostics.capture.hf import Capture, capture_states, layer_names, output_head
+from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, measurement
+
+
+@torch.no_grad()
+def parity(
+    model: Any,
+    ids: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"],
+    captures: Mapping[str, Any],
+    provenance: Provenance,
+) -> pa.Table:
+    """Every layer, and the log-probs read from the last one, of other backends against the forward hooks.
+
+    deviation = max over real tokens of |state - reference| / |reference|, in 2-norms; of log-probs, the largest
+    absolute difference over real tokens and the whole vocabulary (raw logits may differ by a constant and mean the
+    same).
+    Source: ours. Args: a few rows are enough; captures, name -> capture_states of that backend.
+    Returns measurement rows `parity/NAME/states` by layer (relative, dimensionless) and `parity/NAME/logprobs`
+    (nats), >= 0. No backend may differ by more than 1e-4 in fp32.
+    """
+    layers = layer_names(model)
+    select = attention_mask.nonzero(as_tuple=True)  # what stands at a pad means nothing, and may be NaN
+    own = capture_states(model, ids, attention_mask, layers, select)
+    source = dataclasses.asdict(provenance)
+    rows = []
+    for name, capture in captures.items():
+        other: Capture = capture(model, ids, attention_mask, layers, select)
+        for layer in layers:
+            value = relative_deviation(other.states[layer].to(own.final), own.states[layer])
+            metric = f"parity/{name}/states"
+            rows.append(measurement(**source, layer=layer, metric=metric, value=value, unit="relative"))
+        apart = _logprobs(model, other.final.to(own.final)) - _logprobs(model, own.final)
+        metric, value = f"parity/{name}/logprobs", float(apart.abs().max())
+        rows.append(measurement(**source, metric=metric, value=value, unit="nats"))
+    return to_table(rows, MEASUREMENT_COLUMNS)
+
+
+def relative_deviation(states: Float[Tensor, "M D"], reference: Float[Tensor, "M D"]) -> float:
+    """max over tokens of |states - reference| / |reference|, in 2-norms; dimensionless, >= 0."""
+    apart = (states.double() - reference.double()).norm(dim=-1)
+    return float((apart / reference.double().norm(dim=-1)).max())
+
+
+def _logprobs(model: Any, final: Tensor) -> Tensor:
+    return output_head(model)(final).float().log_softmax(-1)
