@@ -1,8 +1,9 @@
 """Change rates: how much a privileged context changes what the policy says and what it thinks, token by token.
 
-Quantities of one token: the change of the sampled token's probability (and log-probability), and of the hidden state
-at the position before it, per block. `Change` counts them in a stream; nothing it stores grows with the number of
-tokens.
+Quantities of one token: the change of the sampled token's probability (and log-probability), how far the full output
+distributions lie apart, whether the most likely token changes, and the change of the hidden state at the position
+before it (direction and length), per block. `Change` counts them in a stream; nothing it stores grows with the number
+of tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diagnostics.artifact import to_table
@@ -22,9 +23,16 @@ from diagnostics.measure import Measure, Needs
 from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, TokenClass, measurement
 
-CHANNELS = ("output_change", "output_logprob_change", "hidden_change", "hidden_change_centred")
-UNITS = {"output_change": "probability", "output_logprob_change": "nats", "hidden_change": "1 - cosine"}
-UNITS["hidden_change_centred"] = "1 - cosine"
+HIDDEN = ("hidden_change", "hidden_change_centred", "hidden_norm_change")
+UNITS = {
+    "output_change": "probability",
+    "output_logprob_change": "nats",
+    "output_jsd": "nats",
+    "hidden_change": "1 - cosine",
+    "hidden_change_centred": "1 - cosine",
+    "hidden_norm_change": "relative",
+}
+CHANNELS = tuple(UNITS)
 CLASSES = {TokenClass.THINK: "think", TokenClass.ACTION: "action", TokenClass.FORMAT: "format"}
 NULL_CONTEXT = "unrelated"
 NULL_QUANTILE = 0.99
@@ -70,6 +78,23 @@ def hidden_change(
     return torch.stack(layers)
 
 
+def norm_change(student_states: Float[Tensor, "L M D"], teacher_states: Float[Tensor, "L M D"]) -> Float[Tensor, "L M"]:
+    """Relative change of the length of the hidden state: | |h_T| - |h_S| | / |h_S|.
+
+    Source: ours (what the cosine does not see).
+    Args: states [L, M, D]. Returns: [L, M], >= 0, float64; where the student's state is zero 0 or
+    infinite.
+    """
+    student, teacher = (states.norm(dim=-1, dtype=torch.float64) for states in (student_states, teacher_states))
+    apart = (teacher - student).abs()
+    return torch.where(apart == 0, 0.0, apart / student)
+
+
+def top_token(logprobs: Float[Tensor, "m V"]) -> Int[Tensor, "m"]:
+    """The most likely token of each distribution; of equals the first. Returns: ids [m]."""
+    return logprobs.argmax(-1)
+
+
 @dataclass
 class _Counts:
     """Sums over the tokens of one (context, trajectory), by token class C, quantity Q, and summary quantity S."""
@@ -79,6 +104,7 @@ class _Counts:
     sum: np.ndarray  # float64 [C, Q]
     above_null: np.ndarray  # int64 [C, Q]
     curve: np.ndarray  # int64 [C, S, 201]; tokens that pass exactly k thresholds
+    flips: np.ndarray  # int64 [C]; tokens at which the most likely token changes
     not_finite: int = 0
 
 
@@ -91,7 +117,8 @@ class Change:
     The headline is the share of tokens that change more than 99 % of all response tokens do under `unrelated`, per
     quantity. That threshold is known once `unrelated` has streamed by, so it goes first; it is a histogram edge, at
     most 0.6 % above the true quantile and never below 1e-9. A token with a value that is not finite is left out of
-    every count and counted apart.
+    every count and counted apart. The Jensen-Shannon divergence and the flips of the most likely token are counted
+    where the passes hold them (`MEASURE` asks for both); flips are a rate and have no threshold.
     """
 
     state_sum: Tensor | None = None  # float64 [L, D]
@@ -101,6 +128,8 @@ class Change:
     null_fine: dict[str, np.ndarray] = field(default_factory=dict)  # trajectory -> int32 [C, S, bins]
     null_threshold: np.ndarray | None = None  # float64 [Q]
     n_layers: int = 0
+    channels: tuple[str, ...] = CHANNELS  # S, those that the passes hold
+    has_flips: bool = False
 
     def prepare(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
         """Adds a batch of student states to the mean that centres all contexts."""
@@ -120,14 +149,19 @@ class Change:
         values = self._quantities(passed)
         if not pairs or not values.shape[1]:
             return
+        flips = _flips(passed)
+        self.has_flips = flips is not None
         row = passed.row.cpu().numpy()
         classes = np.concatenate([pair.token_class for pair in pairs])
         finite = np.isfinite(values).all(0)
         for key in dict.fromkeys((pair.context, pair.trajectory_id) for pair in pairs):
             mine = [i for i, pair in enumerate(pairs) if (pair.context, pair.trajectory_id) == key]
             token = np.isin(row, mine)
-            self._add(key, pairs[mine[0]].task_id, values[:, token & finite], classes[token & finite])
-            self.counts[key].not_finite += int((token & ~finite).sum())
+            kept = token & finite
+            counts = self._add(key, pairs[mine[0]].task_id, values[:, kept], classes[kept])
+            counts.not_finite += int((token & ~finite).sum())
+            if flips is not None:
+                counts.flips += [(flips[kept] & (classes[kept] == c)).sum() for c in CLASSES]
 
     def result(self, provenance: Provenance) -> dict[str, pa.Table]:
         """Tables `measurements` (means, shares above the null, token counts) and `thresholds` (counts by threshold)."""
@@ -142,16 +176,20 @@ class Change:
         assert passed.teacher_logprobs is not None, "change needs teacher log-probs"
         assert passed.student_states is not None and passed.teacher_states is not None, "change needs states"
         centre = None if self.state_sum is None else self.state_sum / max(self.state_count, 1)
-        raw = hidden_change(passed.student_states, passed.teacher_states)
-        centred = hidden_change(passed.student_states, passed.teacher_states, centre)
-        self.n_layers = len(raw)
+        states = passed.student_states, passed.teacher_states
+        layered = [hidden_change(*states), hidden_change(*states, centre), norm_change(*states)]
+        self.n_layers = len(layered[0])
         logprobs = passed.student_logprobs.detach(), passed.teacher_logprobs
-        summary = [output_change(*logprobs), output_logprob_change(*logprobs), raw.mean(0), centred.mean(0)]
-        return torch.cat([torch.stack(summary), raw, centred]).detach().cpu().numpy()
+        summary = {"output_change": output_change(*logprobs), "output_logprob_change": output_logprob_change(*logprobs)}
+        if passed.divergence is not None:
+            summary["output_jsd"] = passed.divergence.double().clamp(min=0)  # rounding alone is below
+        summary |= {name: values.mean(0) for name, values in zip(HIDDEN, layered, strict=True)}
+        self.channels = tuple(summary)
+        return torch.cat([torch.stack(list(summary.values())), *layered]).detach().cpu().numpy()
 
-    def _add(self, key: tuple[str, str], task: str, values: np.ndarray, classes: np.ndarray) -> None:
+    def _add(self, key: tuple[str, str], task: str, values: np.ndarray, classes: np.ndarray) -> _Counts:
         context, trajectory = key
-        n_classes, n_values, n_channels = len(CLASSES), len(values), len(CHANNELS)
+        n_classes, n_values, n_channels = len(CLASSES), len(values), len(self.channels)
         if key not in self.counts:
             self.counts[key] = _Counts(
                 task,
@@ -159,6 +197,7 @@ class Change:
                 sum=np.zeros((n_classes, n_values)),
                 above_null=np.zeros((n_classes, n_values), np.int64),
                 curve=np.zeros((n_classes, n_channels, len(THRESHOLDS) + 1), np.int64),
+                flips=np.zeros(n_classes, np.int64),
             )
         counts = self.counts[key]
         if context == NULL_CONTEXT:
@@ -172,13 +211,14 @@ class Change:
             if self.null_threshold is not None:
                 counts.above_null[c] += (chosen > self.null_threshold[:, None]).sum(1)
             counts.curve[c] += _histograms(chosen[:n_channels], THRESHOLDS)
+        return counts
 
     def _add_null(self, trajectory: str, values: np.ndarray, classes: np.ndarray) -> None:
         if any(context != NULL_CONTEXT for context, _ in self.counts):
             raise ValueError(f"context {NULL_CONTEXT!r} must be measured before the contexts that are held against it")
         total = _histograms(values, EDGES)
         self.null_histogram = total if self.null_histogram is None else self.null_histogram + total
-        channels = values[: len(CHANNELS)]
+        channels = values[: len(self.channels)]
         fine = np.stack([_histograms(channels[:, classes == c], EDGES) for c in CLASSES]).astype(np.int32)
         self.null_fine[trajectory] = self.null_fine.get(trajectory, 0) + fine
 
@@ -189,13 +229,13 @@ class Change:
         if context != NULL_CONTEXT:
             return self.counts[context, trajectory].above_null
         fine = self.null_fine[trajectory]
-        first = np.searchsorted(EDGES, self.null_threshold[: len(CHANNELS)], side="right")
-        return np.stack([fine[:, s, first[s] :].sum(-1) for s in range(len(CHANNELS))], axis=1)
+        first = np.searchsorted(EDGES, self.null_threshold[: len(self.channels)], side="right")
+        return np.stack([fine[:, s, first[s] :].sum(-1) for s in range(len(self.channels))], axis=1)
 
     def _rows(self) -> list[dict[str, Any]]:
         layers = [str(layer) for layer in range(self.n_layers)]
-        names = [(channel, "mean" if channel.startswith("hidden") else "") for channel in CHANNELS]
-        names += [(channel, layer) for channel in CHANNELS[2:] for layer in layers]
+        names = [(channel, "mean" if channel in HIDDEN else "") for channel in self.channels]
+        names += [(channel, layer) for channel in HIDDEN for layer in layers]
         rows: list[dict[str, Any]] = []
         for (context, trajectory), counts in self.counts.items():
             place = {"context": context, "trajectory": trajectory, "task": counts.task}
@@ -208,6 +248,9 @@ class Change:
                 rows.append({**cell, "metric": "tokens", "value": total, "unit": "tokens"})
                 if not total:
                     continue
+                if self.has_flips:
+                    rate = counts.flips[chosen].sum() / total
+                    rows.append({**cell, "metric": "top1_flip/rate", "value": rate, "unit": "share"})
                 for q, (channel, layer) in enumerate(names):
                     mean = counts.sum[chosen, q].sum() / total
                     entry = {**cell, "layer": layer}
@@ -222,7 +265,7 @@ class Change:
         return rows
 
     def _threshold_table(self) -> pa.Table:
-        tables = [_curve_table(*key, counts) for key, counts in self.counts.items()]
+        tables = [_curve_table(*key, self.channels, counts) for key, counts in self.counts.items()]
         return pa.concat_tables(tables) if tables else pa.table({})
 
 
@@ -242,7 +285,14 @@ def _histograms(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.stack([np.bincount(row, minlength=len(edges) + 1) for row in bins])
 
 
-def _curve_table(context: str, trajectory: str, counts: _Counts) -> pa.Table:
+def _flips(passed: PairedPass) -> np.ndarray | None:
+    """Where the most likely token differs between the branches, bool [M]; None where it was not read."""
+    if "top1" not in passed.student_outputs:
+        return None
+    return (passed.student_outputs["top1"] != passed.teacher_outputs["top1"]).cpu().numpy()
+
+
+def _curve_table(context: str, trajectory: str, channels: Sequence[str], counts: _Counts) -> pa.Table:
     labels = [*CLASSES.values(), "all"]
     curve = np.concatenate([counts.curve, counts.curve.sum(0, keepdims=True)])  # [4, S, 201]
     total = np.append(counts.total, counts.total.sum())
@@ -252,12 +302,12 @@ def _curve_table(context: str, trajectory: str, counts: _Counts) -> pa.Table:
     def repeat(values: Sequence[str], each: int) -> pa.Array:
         return pa.array(values, pa.string()).take(pa.array(np.arange(above.size) // each % len(values)))
 
-    layers = ["mean" if channel.startswith("hidden") else "" for channel in CHANNELS]
+    layers = ["mean" if channel in HIDDEN else "" for channel in channels]
     return pa.table(
         {
             "trajectory": repeat([trajectory], 1),
             "token_class": repeat(labels, n_channels * n_thresholds),
-            "channel": repeat(CHANNELS, n_thresholds),
+            "channel": repeat(channels, n_thresholds),
             "layer": repeat(layers, n_thresholds),
             "context": repeat([context], 1),
             "threshold": np.tile(THRESHOLDS, n_classes * n_channels),
@@ -267,4 +317,8 @@ def _curve_table(context: str, trajectory: str, counts: _Counts) -> pa.Table:
     )
 
 
-MEASURE = Measure("change", Needs(states=True, prepare=True, first=(NULL_CONTEXT,)), start=lambda _: Change())
+MEASURE = Measure(
+    "change",
+    Needs(states=True, prepare=True, first=(NULL_CONTEXT,), outputs={"top1": top_token}, divergence="jsd"),
+    start=lambda subject: Change(),
+)

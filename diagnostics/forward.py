@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from diagnostics.capture.hf import capture_states, output_head
 
 LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
+CACHED_ELEMENTS = 2**19  # of those that a CPU works through at a time: functions of them then run in its cache
+
+_FARTHEST = 80.0  # nats between two log-probs, below the overflow of exp in fp32; the rarer branch then weighs e^-80
 
 Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
 # normalised log-probs [m, V] of some tokens' distributions, nats -> any values [m, ...] of each token
@@ -111,15 +113,18 @@ def divergence(student: Float[Tensor, "M V"], teacher: Float[Tensor, "M V"], kin
     """How far two distributions lie apart, over the full vocabulary.
 
     reverse_kl = sum p_S (log p_S - log p_T); forward_kl = sum p_T (log p_T - log p_S);
-    jsd = 1/2 KL(p_S || m) + 1/2 KL(p_T || m), m = (p_S + p_T) / 2.
-    Args: log-probabilities, normalised, nats. Returns: [M] nats, >= 0, jsd <= ln 2. Gradients flow into the student.
+    jsd = 1/2 KL(p_S || m) + 1/2 KL(p_T || m), m = (p_S + p_T) / 2. With d = log p_T - log p_S it is computed from
+    log m - log p_S = log1p(expm1(d) / 2), which is exactly 0 for equal inputs and keeps its digits for close ones.
+    Args: log-probabilities, normalised, nats. Returns: [M] nats, >= 0 up to rounding, jsd <= ln 2. Gradients flow
+    into the student.
     """
     if kind == "reverse_kl":
         return (student.exp() * (student - teacher)).sum(-1)
     if kind == "forward_kl":
         return (teacher.exp() * (teacher - student)).sum(-1)
-    middle = torch.logaddexp(student, teacher) - math.log(2)
-    return ((student.exp() * (student - middle)).sum(-1) + (teacher.exp() * (teacher - middle)).sum(-1)) / 2
+    apart = (teacher - student).clamp(-_FARTHEST, _FARTHEST)
+    above = torch.log1p(torch.expm1(apart) / 2), torch.log1p(torch.expm1(-apart) / 2)  # log m - log p of each branch
+    return -(student.exp() * above[0] + teacher.exp() * above[1]).sum(-1) / 2
 
 
 def _score(
@@ -134,27 +139,40 @@ def _score(
     """Log-probs of the targets, entropies, divergences and outputs, the head applied piece by piece so that [M, V]
     never exists."""
 
-    def full(reader: Any, piece: Tensor) -> Tensor:
-        return torch.log_softmax(output_head(reader)(piece).float() / temperature, dim=-1)
-
-    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, ...]:
-        logprobs = full(model, piece)
+    def rows(target: Tensor, logits: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
         nothing = logprobs.new_zeros(0)
         entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else nothing
         apart = nothing
         if against is not None:
             with torch.no_grad():
-                others = full(against.model, other)
+                others = torch.log_softmax(other.float() / temperature, dim=-1)
             branches = (logprobs, others) if against.branch == "teacher" else (others, logprobs)
             apart = divergence(*branches, against.kind)
         values = [output(logprobs) for output in outputs.values()]
         return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart, *values
+
+    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        logits = others = output_head(model)(piece)
+        if against is not None:
+            with torch.no_grad():
+                others = output_head(against.model)(other)
+        if torch.is_grad_enabled() or logits.device.type != "cpu":
+            return rows(target, logits, others)
+        count = max(1, CACHED_ELEMENTS // logits.shape[-1])
+        return _joined(
+            [rows(*block) for block in zip(*(x.split(count) for x in (target, logits, others)), strict=True)]
+        )
 
     size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
     if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
         score = partial(checkpoint, score, use_reentrant=False)
     finals = hidden if against is None else against.final
     pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, finals)), strict=True)]
-    logprobs, entropies, apart, *values = (torch.cat(part) for part in zip(*pieces, strict=True))
+    logprobs, entropies, apart, *values = _joined(pieces)
     named = dict(zip(outputs, values, strict=True))
     return logprobs, entropies if entropy else None, None if against is None else apart, named
+
+
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))

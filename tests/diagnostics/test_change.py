@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ import torch
 from diagnostics.change import (
     CHANNELS,
     EDGES,
+    HIDDEN,
+    MEASURE,
     THRESHOLDS,
     Change,
     _histograms,
     hidden_change,
+    norm_change,
     null_quantile,
     output_change,
     output_logprob_change,
+    top_token,
 )
 from diagnostics.contexts import CONTEXTS, contexts_for, shuffled_words, unrelated_text
 from diagnostics.paired import PairedPass, PairedSegment
@@ -44,7 +49,7 @@ def make_pair(trajectory: str, context: str, classes: list[int], task: str = "ta
 def make_pass(
     pairs: list[PairedSegment], generator: torch.Generator, scale: float, has_teacher: bool = True
 ) -> PairedPass:
-    """Random student tensors; the teacher's differ from them by noise of the given scale."""
+    """Random student tensors; the teacher's differ from them by noise of the given scale, some top tokens by one."""
     lengths = [len(pair.response_ids) for pair in pairs]
     m = sum(lengths)
     student = -torch.rand(m, generator=generator) * 3 - 0.01
@@ -56,6 +61,9 @@ def make_pass(
         teacher_logprobs=torch.clamp(student + scale * torch.randn(m, generator=generator), max=0),
         student_states=states,
         teacher_states=states + scale * torch.randn(LAYERS, m, WIDTH, generator=generator),
+        divergence=scale * torch.randn(m, generator=generator).square(),
+        student_outputs={"top1": torch.randint(5, (m,), generator=generator)},
+        teacher_outputs={"top1": torch.randint(5, (m,), generator=generator)},
     )
 
 
@@ -115,6 +123,29 @@ def test_hidden_change_is_free_of_scale_and_rotation_and_exact_for_small_angles(
     assert hidden_change(torch.tensor([[[1.0, 0.0]]]).double(), turned).item() == pytest.approx(5e-13, rel=1e-3)
 
 
+def test_worked_numbers_of_the_length() -> None:
+    """Longer, shorter, turned, equal, from zero, both zero."""
+    student = torch.tensor([[[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0], [0.0, 0.0]]])
+    teacher = torch.tensor([[[6.0, 8.0], [0.0, 1.0], [-4.0, 3.0], [3.0, 4.0], [1.0, 0.0], [0.0, 0.0]]])
+    assert norm_change(student, teacher)[0].tolist() == pytest.approx([1, 0.8, 0, 0, math.inf, 0], abs=1e-15)
+
+
+def test_the_length_is_free_of_rotation_and_common_scale_and_sees_what_the_cosine_does_not() -> None:
+    generator = torch.Generator().manual_seed(10)
+    student, teacher = torch.randn(2, 2, 30, 8, generator=generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator, dtype=torch.float64))[0]
+    changed = norm_change(student, teacher)
+    assert torch.allclose(norm_change(7 * student @ rotation, 7 * teacher), changed, atol=1e-12)
+    grown = 1.3 * student
+    assert torch.allclose(norm_change(student, grown), torch.full((2, 30), 0.3, dtype=torch.float64), atol=1e-12)
+    assert hidden_change(student, grown).max() < 1e-15 < 1e-3 < hidden_change(student, teacher).max()
+
+
+def test_the_top_token_is_the_likeliest_and_of_equals_the_first() -> None:
+    logprobs = torch.log(torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4], [0.1, 0.1, 0.8]]))
+    assert top_token(logprobs).tolist() == [1, 0, 2]
+
+
 def test_centring_reveals_what_a_shared_large_coordinate_hides() -> None:
     generator = torch.Generator().manual_seed(2)
     student, teacher = torch.randn(2, 1, 400, 8, generator=generator)
@@ -132,6 +163,7 @@ def test_equal_inputs_change_by_exactly_zero(dtype: torch.dtype) -> None:
     assert not hidden_change(states, states.clone()).any() and not hidden_change(states, states.clone(), centre).any()
     assert not output_change(logprobs, logprobs.clone()).any()
     assert not output_logprob_change(logprobs, logprobs.clone()).any()
+    assert not norm_change(states, states.clone()).any()
 
 
 # --- the stream ------------------------------------------------------------------------------------------------------
@@ -151,9 +183,15 @@ def test_counts_means_and_curves_match_a_direct_computation() -> None:
     states = passed.student_states.double()
     direct = {
         "output_change": (passed.teacher_logprobs.double().exp() - passed.student_logprobs.double().exp()).abs(),
+        "output_logprob_change": (passed.teacher_logprobs.double() - passed.student_logprobs.double()).abs(),
+        "output_jsd": passed.divergence.double(),
+        "hidden_norm_change": norm_change(passed.student_states, passed.teacher_states).mean(0),
         "hidden_change": hidden_change(passed.student_states, passed.teacher_states).mean(0),
         "hidden_change_centred": hidden_change(passed.student_states, passed.teacher_states, states.mean(1)).mean(0),
     }
+    assert direct.keys() == set(CHANNELS)
+    flips = (passed.student_outputs["top1"] != passed.teacher_outputs["top1"]).numpy()
+    assert 0 < flips.mean() < 1
     classes, row = np.concatenate([p.token_class for p in pairs]), passed.row.numpy()
     table = change.result(Provenance())["thresholds"].to_pylist()
     for channel, values in direct.items():
@@ -165,6 +203,8 @@ def test_counts_means_and_curves_match_a_direct_computation() -> None:
                 cell = {"trajectory": trajectory, "token_class": label}
                 assert value(change, metric="tokens", **cell) == len(chosen)
                 if len(chosen):
+                    flipped = flips[np.isin(row, rows) & np.isin(classes, kinds)]
+                    assert value(change, metric="top1_flip/rate", **cell) == flipped.mean()
                     mean = value(change, metric=f"{channel}/mean", layer=layer, **cell)
                     assert mean == pytest.approx(chosen.mean(), rel=1e-12)
                 curve = [r for r in table if r["channel"] == channel and all(r[k] == v for k, v in cell.items())]
@@ -199,12 +239,16 @@ def test_batches_and_their_order_do_not_matter(size: int) -> None:
                 row = torch.cat([torch.full_like(p.row, index) for index, p in enumerate(parts)])
                 flat = {
                     k: torch.cat([getattr(p, k) for p in parts])
-                    for k in ("student_logprobs", "teacher_logprobs", "has_teacher")
+                    for k in ("student_logprobs", "teacher_logprobs", "has_teacher", "divergence")
+                }
+                tops = {
+                    k: {"top1": torch.cat([getattr(p, k)["top1"] for p in parts])}
+                    for k in ("student_outputs", "teacher_outputs")
                 }
                 cube = {
                     k: torch.cat([getattr(p, k) for p in parts], dim=1) for k in ("student_states", "teacher_states")
                 }
-                call([pair for pair, _ in batch], PairedPass(row=row, **flat, **cube))
+                call([pair for pair, _ in batch], PairedPass(row=row, **flat, **cube, **tops))
         return change
 
     def numbers(change: Change) -> dict:
@@ -240,8 +284,7 @@ def test_headline_is_one_percent_under_the_null_and_more_under_a_real_change() -
             change.prepare(pairs, passed)
             change.update(pairs, passed)
     for channel in CHANNELS:
-        layer = "mean" if channel.startswith("hidden") else ""
-
+        layer = "mean" if channel in HIDDEN else ""
         share = {}
         for context in ("unrelated", "own_skill", "other_skill"):
             cell = {"context": context, "metric": f"{channel}/share_above_null", "token_class": "all", "layer": layer}
@@ -282,6 +325,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     pairs = [make_pair("a", "own_skill", [1, 1, 1])]
     passed = make_pass(pairs, torch.Generator().manual_seed(9), 0.3)
     passed.student_states[:, 0] = float("nan")
+    passed.student_outputs["top1"][:], passed.teacher_outputs["top1"][:] = 0, torch.tensor([1, 1, 0])
     passed.teacher_logprobs[1] = -float("inf")  # p_T = 0: |p_T - p_S| is finite, the log-prob change is not
     change = Change()
     change.prepare(pairs, passed)
@@ -291,8 +335,38 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert value(change, metric="tokens_not_finite") == 2
     assert np.isfinite(result["measurements"].column("value").to_numpy()).all()
     assert torch.isfinite(change.state_sum).all() and change.state_count == 2
+    assert value(change, metric="top1_flip/rate", token_class="all") == 0  # both flips are of tokens left out
     only = hidden_change(passed.student_states[:, 2:], passed.teacher_states[:, 2:]).mean()
     assert value(change, metric="hidden_change/mean", token_class="all", layer="mean") == pytest.approx(only.item())
+
+
+def test_rounding_below_zero_is_no_divergence() -> None:
+    pairs = [make_pair("a", "unrelated", [1, 1])]
+    passed = make_pass(pairs, torch.Generator().manual_seed(11), 0.3)
+    passed.divergence[:] = torch.tensor([-1e-9, 0.5])
+    change = Change()
+    change.update(pairs, passed)
+    assert value(change, metric="output_jsd/mean", token_class="all") == 0.25
+
+
+def test_passes_without_the_full_distribution_have_the_other_quantities() -> None:
+    """Log-probs and states are all that a backend without its head gives."""
+    pairs = [make_pair("a", context, [1, 2] * 20) for context in ("unrelated", "own_skill")]
+    full, bare = Change(), Change()
+    for pair in pairs:
+        passed = make_pass([pair], torch.Generator().manual_seed(12), 0.3)
+        full.update([pair], passed)
+        bare.update([pair], replace(passed, divergence=None, student_outputs={}, teacher_outputs={}))
+    rows, fewer = table_rows(full), table_rows(bare)
+    assert fewer == [row for row in rows if not row["metric"].startswith(("output_jsd", "top1_flip"))]
+    assert len(fewer) < len(rows)
+    channels = set(bare.result(Provenance())["thresholds"].column("channel").to_pylist())
+    assert channels == set(CHANNELS) - {"output_jsd"}
+
+
+def test_the_measure_asks_for_what_it_counts() -> None:
+    assert MEASURE.name == "change" and MEASURE.needs.states and MEASURE.needs.divergence == "jsd"
+    assert MEASURE.needs.outputs == {"top1": top_token} and MEASURE.needs.first == ("unrelated",)
 
 
 def test_empty_masks_give_no_rows_and_no_nan() -> None:
@@ -320,7 +394,7 @@ def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
     def stored(change: Change) -> int:
         arrays = [change.state_sum.numpy(), change.null_histogram, *change.null_fine.values()]
         for counts in change.counts.values():
-            arrays += [counts.total, counts.sum, counts.above_null, counts.curve]
+            arrays += [counts.total, counts.sum, counts.above_null, counts.curve, counts.flips]
         return sum(array.nbytes for array in arrays)
 
     change, sizes = Change(), []

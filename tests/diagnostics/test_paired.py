@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics import forward
+from diagnostics.beside import run_beside
 from diagnostics.capture.hf import decoder_blocks
 from diagnostics.paired import PairedPass, PairedSegment, build_pairs, run_pairs
 from diagnostics.records import Message, TokenClass
@@ -383,3 +384,120 @@ def test_errors_name_what_is_wrong() -> None:
         run_pairs(tiny_model(), [])
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         run_pairs(tiny_model(), PAIRS, temperature=0.0)
+
+
+# --- the full distribution -------------------------------------------------------------------------------------------
+
+
+OUTPUTS = {"top": lambda logprobs: logprobs.topk(3).values, "best": lambda logprobs: logprobs.argmax(-1)}
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [None, 60])
+@pytest.mark.parametrize("piece", [None, 4])
+def test_outputs_are_functions_of_the_full_distribution_of_each_branch(
+    monkeypatch: pytest.MonkeyPatch, micro_batch_tokens: int | None, piece: int | None
+) -> None:
+    model = tiny_model()
+    if piece is not None:
+        monkeypatch.setattr(forward, "LOGIT_ELEMENTS", piece * 300)
+    seen: list[tuple[int, ...]] = []
+    outputs = {**OUTPUTS, "seen": lambda logprobs: seen.append(tuple(logprobs.shape)) or logprobs[:, 0]}
+    result = run_pairs(model, PAIRS, temperature=0.7, outputs=outputs, micro_batch_tokens=micro_batch_tokens)
+    for branch in ("student", "teacher"):
+        read = getattr(result, f"{branch}_outputs")
+        assert read["top"].shape == (13, 3) and read["best"].shape == (13,)
+        for index, pair in enumerate(PAIRS):
+            ids, positions = getattr(pair, f"{branch}_ids"), getattr(pair, f"{branch}_positions")
+            with torch.no_grad():
+                logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, positions - 1]
+            expected = torch.log_softmax(logits / 0.7, -1)
+            _close(read["top"][result.row == index], expected.topk(3).values)
+            assert torch.equal(read["best"][result.row == index], expected.argmax(-1))
+    assert max(count for count, _ in seen) <= (piece or 13) and {width for _, width in seen} == {300}
+    assert run_pairs(model, PAIRS, teacher=False, outputs=OUTPUTS).teacher_outputs == {}
+
+
+# --- one student beside several teachers -----------------------------------------------------------------------------
+
+
+def _other(pair: PairedSegment, seed: int, skill: int, context: str) -> PairedSegment:
+    """The pair with other tokens in front; without any for 0."""
+    text = np.random.default_rng(seed).integers(1, 300, skill).astype(np.int32)
+    ids = np.concatenate([pair.student_ids[:1], text, pair.student_ids[1:]])
+    return replace(pair, teacher_ids=ids, teacher_positions=pair.student_positions + skill, context=context)
+
+
+BESIDE = {
+    "own_skill": PAIRS,
+    "none": [_other(pair, 0, 0, "none") for pair in PAIRS],
+    "other_skill": [_other(pair, k, 9, "other_skill") for k, pair in enumerate(PAIRS)],
+}
+EVERYTHING: dict[str, Any] = {"states": "before", "divergence": "jsd", "extra_layers": ("embed", "final_norm")}
+EVERYTHING |= {"outputs": OUTPUTS, "temperature": 0.8}
+
+
+def _values(passed: PairedPass) -> dict[str, Tensor]:
+    """Every tensor of a pass by name."""
+    flat = {name: value for name, value in vars(passed).items() if isinstance(value, Tensor)}
+    groups = ("student_extra", "teacher_extra", "student_outputs", "teacher_outputs")
+    return flat | {f"{group}/{key}": value for group in groups for key, value in getattr(passed, group).items()}
+
+
+def test_several_teachers_beside_one_student_read_what_each_pair_reads() -> None:
+    model = tiny_model()
+    result = dict(run_beside(model, BESIDE, **EVERYTHING))
+    assert list(result) == list(BESIDE)
+    for name, passed in result.items():
+        alone = _values(run_pairs(model, BESIDE[name], **EVERYTHING))
+        together = _values(passed)
+        assert together.keys() == alone.keys() and len(together) == 15
+        for key, expected in alone.items():
+            torch.testing.assert_close(together[key], expected, rtol=0, atol=1e-4)
+        for key, value in together.items():
+            if key.startswith("student"):
+                assert value is _values(result["own_skill"])[key]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_b05_an_empty_skill_beside_longer_ones_changes_nothing_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+    model = tiny_model(kind).to(dtype)
+    result = dict(run_beside(model, BESIDE, **EVERYTHING))
+    for name, passed in result.items():
+        values = _values(passed)
+        same = [
+            torch.equal(values[key], values[key.replace("teacher", "student")]) for key in values if key.startswith("teacher")
+        ]
+        assert all(same) == (name == "none")
+        assert bool(passed.divergence.any()) == (name != "none")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_context_read_alone_has_another_shape_and_the_same_values(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+    original = forward.capture_states
+
+    def recorded(model: Any, ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        shapes.append(tuple(ids.shape))
+        return original(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(forward, "capture_states", recorded)
+    model = tiny_model()
+    pairs = {name: BESIDE[name][:count] for name in ("own_skill", "none")} | {"floor": BESIDE["none"][:count]}
+    result = dict(run_beside(model, pairs, alone=("floor",), **EVERYTHING))
+    own = [len(pair.student_ids) for pair in PAIRS[:count]]
+    wide = (count, max(len(pair.teacher_ids) for pair in PAIRS[:count]))  # type: ignore[arg-type]
+    assert shapes == [wide, wide, wide, *([(2, *own)] if count == 1 else [(1, width) for width in own])]
+    floor, none = _values(result["floor"]), _values(result["none"])
+    for key, expected in none.items():
+        torch.testing.assert_close(floor[key], expected, rtol=0, atol=1e-4)
+
+
+def test_contexts_of_other_students_are_refused() -> None:
+    for others in (BESIDE["none"][::-1], BESIDE["none"][:2]):
+        with pytest.raises(ValueError, match="'none' does not pair the students of the first context"):
+            next(run_beside(tiny_model(), {"own_skill": PAIRS, "none": others}))
+    with pytest.raises(ValueError, match="without pairs"):
+        next(run_beside(tiny_model(), {"own_skill": []}))

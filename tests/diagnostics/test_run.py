@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from diagnostics.artifact import Artifact, load_artifact, load_trajectories, save_trajectories
-from diagnostics.change import CHANNELS
+from diagnostics.change import CHANNELS, HIDDEN
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, Trajectory
 from diagnostics.render import decode, encode, place_skill, prompt_ids, segment_from_turns
 from diagnostics.run import diagnose, same_tokenizer, tokenizer_digest
@@ -66,8 +66,9 @@ def values(artifact: Artifact, metric: str, **wanted: str) -> dict[str, float]:
 def means(artifact: Artifact, context: str) -> np.ndarray:
     """Means of all quantities, layers and token classes of a context."""
     rows = artifact.table("measurements").to_pylist()
-    found = [row["value"] for row in rows if row["metric"].endswith("/mean") and row["context"] == context]
-    assert len(found) == 4 * 4 * (len(CHANNELS) + 2 * 2)  # trajectories, classes, quantities
+    rows = [row for row in rows if row["context"] == context]
+    found = [row["value"] for row in rows if row["metric"].endswith(("/mean", "/rate"))]
+    assert len(found) == 4 * 4 * (len(CHANNELS) + 1 + len(HIDDEN) * 2)  # trajectories, classes, quantities
     return np.array(found)
 
 
