@@ -34,7 +34,8 @@ def parity(
     (nats), >= 0. No backend may differ by more than 1e-4 in fp32.
     """
     layers = layer_names(model)
-    select = attention_mask.nonzero(as_tuple=True)  # what stands at a pad means nothing, and may be NaN
+    row, position = attention_mask.nonzero(as_tuple=True)  # what stands at a pad means nothing, and may be NaN
+    select = (row, position)
     own = capture_states(model, ids, attention_mask, layers, select)
     source = dataclasses.asdict(provenance)
     rows = []

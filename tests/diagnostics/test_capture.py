@@ -119,6 +119,29 @@ def test_b14_blocks_that_return_a_tensor_or_a_tuple(as_tuple: bool) -> None:
         assert torch.equal(states[name][..., 0], ids.float() + added)
 
 
+class _NansAtPads(_Decoder):
+    """Rows that see no key, as scaled dot product attention leaves them behind a left pad."""
+
+    def forward(self, ids: Tensor, **kwargs: Any) -> SimpleNamespace:
+        ids = torch.where(kwargs["attention_mask"] == 1, ids, torch.nan)
+        return super().forward(ids, **kwargs)
+
+
+def test_b06_pooling_selects_and_never_multiplies() -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=2))
+    model = SimpleNamespace(config=config, base_model=_NansAtPads(False))
+    ids, mask = torch.tensor([[9, 1, 3]]), torch.tensor([[0, 1, 1]])
+    row, position = mask.nonzero(as_tuple=True)
+    whole = capture_states(model, ids, mask, "all").states["embed"]
+    some = capture_states(model, ids, mask, "all", (row, position))
+    assert (whole * mask[..., None]).sum(1).isnan().all()  # negative control: 0 times NaN
+    assert {name: state.mean(0).tolist() for name, state in some.states.items()} == {
+        "embed": [2.0] * 8,
+        "0": [3.0] * 8,
+        "1": [4.0] * 8,
+    }
+
+
 def test_hooks_are_gone_afterwards_even_after_an_error() -> None:
     model = tiny_model()
     ids, mask = _batch()
