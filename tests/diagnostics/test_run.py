@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from diagnostics import forward
 from diagnostics.artifact import Artifact, load_artifact, load_trajectories, save_trajectories
 from diagnostics.change import CHANNELS, HIDDEN
+from diagnostics.measure import Measure, Needs, Subject
+from diagnostics.measures import MEASURES
+from diagnostics.measures import measures as chosen_measures
+from diagnostics.paired import PairedSegment
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, Trajectory
 from diagnostics.render import decode, encode, place_skill, prompt_ids, segment_from_turns
 from diagnostics.run import diagnose, same_tokenizer, tokenizer_digest
@@ -249,3 +256,165 @@ def test_a_cut_is_whole_tokens_and_counted(tmp_path: Path, retokenise: bool) -> 
     lost = sum(t.n_tokens for t in plays) - sum(kept.values())
     assert lost > 0 and done.document("counts")["all"]["cut_tokens"] == lost
     assert decode(tokenizer(), plays[2].segments[0].ids[:limit]).endswith("<think>see")
+
+
+# --- order of reading ------------------------------------------------------------------------------------------------
+
+
+class Spy:
+    """Notes what a measure is given."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.updates: list[tuple[str, tuple[str, ...], Any]] = []
+
+    def prepare(self, pairs: Any, passed: Any) -> None:
+        assert passed.teacher_logprobs is None and not self.updates
+        self.prepared += [pair.trajectory_id for pair in pairs]
+
+    def update(self, pairs: Any, passed: Any) -> None:
+        ((context,),) = ({pair.context for pair in pairs},)
+        assert passed.has_teacher.all() and len(passed.row) == sum(len(pair.response_ids) for pair in pairs)
+        self.updates.append((context, tuple(pair.trajectory_id for pair in pairs), passed))
+
+    def result(self, provenance: Provenance) -> dict[str, Any]:
+        return {}
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, *needs: Needs, **measure: Any) -> list[Spy]:
+    """One measure of each of these needs is all there is."""
+    spies = [Spy() for _ in needs]
+    every = [Measure(f"spy {i}", its, lambda _, i=i: spies[i]) for i, its in enumerate(needs)]
+    every += [Measure("direct", Needs(), **measure)] if measure else []
+    monkeypatch.setattr("diagnostics.run.chosen_measures", lambda names: every)
+    return spies
+
+
+def test_the_student_is_read_once_beside_all_contexts_behind_those_that_go_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+    original = forward.capture_states
+
+    def recorded(model: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        shapes.append(tuple(ids.shape))
+        return original(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(forward, "capture_states", recorded)
+    spy, other = spied(monkeypatch, Needs(prepare=True, first=("unrelated",)), Needs(states=True))
+    run(tmp_path / "m", ["own_skill", "shuffled", "unrelated", "none"], micro_batch_tokens=100_000)
+    assert sorted(spy.prepared) == sorted(SKILLS) and not other.prepared
+    assert [context for context, _, _ in spy.updates] == ["unrelated", "own_skill", "shuffled", "none"]
+    assert all(sorted(ids) == sorted(SKILLS) for _, ids, _ in spy.updates)
+    assert [passed for *_, passed in other.updates] == [passed for *_, passed in spy.updates]  # what one needs all see
+    _, *beside = (passed for *_, passed in spy.updates)
+    for name in ("student_logprobs", "student_states"):
+        assert len({id(getattr(passed, name)) for passed in beside}) == 1
+    assert len(shapes) == 1 + 2 + 4  # first pass; student and unrelated; student and three teachers
+    assert len(set(shapes[1:3])) == len(set(shapes[3:])) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 900])
+def test_segments_that_a_context_leaves_out_are_read_in_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokens: int
+) -> None:
+    (spy,) = spied(monkeypatch, Needs())
+    skills = {"t0": SKILLS["t0"], "t2": SKILLS["t2"]}
+    run(tmp_path / "m", ["own_skill", "none"], skills=skills, micro_batch_tokens=tokens)
+    seen = {name: sorted(id for c, ids, _ in spy.updates if c == name for id in ids) for name in ("own_skill", "none")}
+    assert seen == {"own_skill": ["t0", "t2"], "none": ["t0", "t1", "t2", "t3"]}
+
+
+def test_the_first_pass_sees_a_fixed_subset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("diagnostics.subsets.PREPARED", 3)
+    chosen = []
+    for plays in (make_trajectories(), make_trajectories()[::-1]):
+        (spy,) = spied(monkeypatch, Needs(prepare=True))
+        run(tmp_path / "m", ["none"], trajectories=plays)
+        chosen.append(sorted(spy.prepared))
+    by_hash = sorted(SKILLS, key=lambda id: hashlib.sha256(id.encode()).digest())
+    assert chosen == [sorted(by_hash[:3])] * 2
+
+
+def test_what_measures_need_is_read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def top(logprobs: Any) -> Any:
+        return logprobs.topk(2).values
+
+    first = Needs(outputs={"top": top}, extra_layers=("embed",), divergence="jsd")
+    (spy, _) = spied(monkeypatch, first, Needs(outputs={"top": top}, extra_layers=("final_norm",)))
+    run(tmp_path / "m", ["own_skill", "floor"])
+    for _, _, passed in spy.updates:
+        assert passed.student_outputs["top"].shape == passed.teacher_outputs["top"].shape == (len(passed.row), 2)
+        assert passed.student_extra.keys() == passed.teacher_extra.keys() == {"embed", "final_norm"}
+        assert passed.divergence is not None and passed.student_states is None
+    clash = Needs(outputs={"top": lambda logprobs: logprobs[:, 0]})
+    for other, message in ((clash, "'top'; rename"), (Needs(divergence="forward_kl"), "forward_kl, jsd")):
+        spied(monkeypatch, first, other)
+        with pytest.raises(ValueError, match=message):
+            run(tmp_path / "n", ["own_skill"], Unread())
+
+
+# --- single turns ----------------------------------------------------------------------------------------------------
+
+
+def test_measures_that_run_the_model_get_the_same_short_single_turns_in_each_context(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {}
+
+    def direct(subject: Subject, pairs: dict[str, list[PairedSegment]], provenance: Provenance) -> dict[str, Any]:
+        given.update(subject=subject, pairs=pairs, provenance=provenance)
+        return {"own": pa.table({"a": [1]})}
+
+    plays = make_trajectories()
+    every = {(t.id, k): end for t in plays for k, end in _ends(t).items()}
+    limit = sorted(every.values())[4]
+    monkeypatch.setattr("diagnostics.subsets.TURN_TOKENS", limit)
+    monkeypatch.setattr("diagnostics.subsets.TURNS", 3)
+    spied(monkeypatch, direct=direct)
+    weights = {"m": lambda gap, turn, row: gap}
+    contexts = ["own_skill", "none"]
+    done = run(tmp_path / "m", contexts, Unread(), trajectories=plays, weights=weights, temperature=0.5)
+    assert done.table("own").to_pylist() == [{"a": 1}]
+    fit = [key for key, end in every.items() if end <= limit]
+    assert 3 < len(fit) < len(every)
+    assert done.document("counts")["all"]["turns_too_long"] == len(every) - len(fit)
+    wanted = sorted(fit, key=lambda key: hashlib.sha256(f"{key[0]} {key[1]}".encode()).digest())[:3]
+    assert list(given["pairs"]) == contexts
+    for name, pairs in given["pairs"].items():
+        assert [(pair.trajectory_id, int(pair.turn[0])) for pair in pairs] == wanted
+        for pair in pairs:
+            play = next(t for t in plays if t.id == pair.trajectory_id)
+            assert set(pair.turn) == {pair.turn[0]} and pair.context == name and len(pair.student_ids) <= limit
+            reply = play.turns[pair.turn[0]].response
+            assert decode(tokenizer(), pair.response_ids) == reply + tokenizer().eos_token
+            assert decode(tokenizer(), pair.teacher_ids).endswith(reply + tokenizer().eos_token)
+            assert ("Skill:" in decode(tokenizer(), pair.teacher_ids)) == (name == "own_skill")
+            before = play.segments[0].ids[: len(pair.student_ids)]
+            assert np.array_equal(pair.student_ids, before)
+    subject = given["subject"]
+    assert subject.weights is weights and subject.temperature == 0.5 and subject.seed == PROVENANCE.seed
+    assert subject.skills == SKILLS and given["provenance"] == PROVENANCE
+
+
+def _ends(play: Trajectory) -> dict[int, int]:
+    """The token behind the last one of each turn."""
+    (part,) = play.segments
+    return {k: int(np.flatnonzero(part.turn == k)[-1]) + 1 for k in range(len(play.turns))}
+
+
+def test_no_turn_that_is_short_enough_is_an_error_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("diagnostics.subsets.TURN_TOKENS", 9)
+    spied(monkeypatch, Needs(), direct=lambda *_: {})
+    with pytest.raises(ValueError, match=r"measure 'direct' reads single turns of at most .* there is none \(7 are"):
+        run(tmp_path / "m", ["own_skill"], Unread())
+
+
+def test_all_measures_are_asked_for_by_one_word() -> None:
+    assert [m.name for m in chosen_measures(["all"])] == list(MEASURES)
+    assert [m.name for m in chosen_measures(["change", "all", "change"])] == list(MEASURES)
+    assert all(m.start or m.direct for m in chosen_measures(["all"]))
+    with pytest.raises(ValueError, match="unknown measure 'nothing'; measures are change, .*or all"):
+        chosen_measures(["nothing"])
