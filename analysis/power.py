@@ -52,7 +52,7 @@ def paired_power(difference: float, discordance: float, tasks: int) -> float:
     _check(difference, discordance)
     if discordance == 0:
         return 0.0
-    share = (discordance + difference) / (2 * discordance)
+    share = min(max((discordance + difference) / (2 * discordance), 0.0), 1.0)  # rounding, where one arm always wins
     spread = 10 * math.sqrt(tasks * discordance * (1 - discordance)) + 10  # beyond ten deviations nothing is left
     low, high = max(0, int(tasks * discordance - spread)), min(tasks, int(tasks * discordance + spread))
     count = np.arange(low, high + 1)
@@ -83,39 +83,41 @@ def paired_tasks(difference: float, discordance: float, power: float = POWER) ->
     return float(high)
 
 
-def paired_detectable(rate: float, tasks: int, discordance: float | None = None, power: float = POWER) -> float:
-    """The smallest gain over `rate` that exact McNemar finds on `tasks` tasks.
+def paired_detectable(rate: float, tasks: int, apart: float = 1.0) -> float:
+    """The smallest gain over `rate` that exact McNemar finds on `tasks` tasks with 80 % power.
 
-    Args: discordance, None for arms that win independently of each other. Returns: a share in (0, 1 - rate]; NaN when
-    no gain is large enough.
+    Args: apart, see `discordance`. Returns: a share in (0, 1 - rate]; NaN when no gain is large enough.
     """
 
     def lack(gain: float) -> float:
-        apart = independent(rate, rate + gain) if discordance is None else discordance
-        return power - paired_power(gain, apart, tasks)
+        return POWER - paired_power(gain, discordance(rate, rate + gain, apart), tasks)
 
-    largest = 1 - rate if discordance is None else min(1 - rate, discordance)
-    if lack(largest) > 0:
+    if lack(1 - rate) > 0:
         return math.nan
-    return float(optimize.brentq(lack, largest * 1e-6, largest, xtol=1e-5))
+    return float(optimize.brentq(lack, 1e-6, 1 - rate, xtol=1e-5))
 
 
-def independent(rate_a: float, rate_b: float) -> float:
-    """Discordance of two arms that win a task independently of each other: a (1 - b) + b (1 - a)."""
-    return rate_a * (1 - rate_b) + rate_b * (1 - rate_a)
+def discordance(rate_a: float, rate_b: float, apart: float) -> float:
+    """Share of tasks that only one of two arms wins.
+
+    Args: rates, shares; apart, 0 where the better arm wins whatever the other wins, 1 where they win independently of
+    each other (a (1 - b) + b (1 - a)), in proportion between, more where they win different tasks.
+    """
+    least = abs(rate_b - rate_a)
+    return least + apart * (rate_a * (1 - rate_b) + rate_b * (1 - rate_a) - least)
 
 
 def power_tables(
     rate_a: float,
     rate_b: float,
-    discordance: float | None = None,
+    given: float | None = None,
     seeds: Sequence[int] = (1, 2, 4),
     episodes: Sequence[int] = (PANEL, 4 * PANEL, 16 * PANEL),
 ) -> dict[str, pd.DataFrame]:
     """What it takes to tell rate_b from rate_a, and what numbers of episodes can show: title -> table.
 
-    Args: rates, shares in (0, 1); discordance, None for the least there can be, that of independent arms and the
-    middle between them; seeds, evaluation seeds with which each task is played; episodes, of one arm.
+    Args: rates, shares in (0, 1); given, the discordance (None: the least there can be, that of independent arms, and
+    the middle between them); seeds, evaluation seeds with which each task is played; episodes, of one arm.
     Raises: ValueError for rates that are no shares or equal, or a discordance that two such arms cannot have.
     """
     for rate in (rate_a, rate_b):
@@ -125,18 +127,18 @@ def power_tables(
         raise ValueError(f"both rates are {rate_a:g}; there is no difference that episodes could show")
     if min((*seeds, *episodes)) < 1:
         raise ValueError(f"expected seeds and episodes of 1 or more, got {list(seeds)} and {list(episodes)}")
-    least, apart = abs(rate_b - rate_a), independent(rate_a, rate_b)
-    most = min(rate_a + rate_b, 2 - rate_a - rate_b)
-    if discordance is not None and not least <= discordance <= most:
+    least, most = abs(rate_b - rate_a), min(rate_a + rate_b, 2 - rate_a - rate_b)
+    if given is not None and not least <= given <= most:
         raise ValueError(
             f"arms with success {rate_a:g} and {rate_b:g} differ on {least:.3g} to {most:.3g} of the tasks, "
-            f"got a discordance of {discordance:g}"
+            f"got a discordance of {given:g}"
         )
-    cases = [least, (least + apart) / 2, apart] if discordance is None else [discordance]
+    between = discordance(rate_a, rate_b, 1.0) - least
+    aparts = [0.0, 0.5, 1.0] if given is None else [(given - least) / between]
     needed = math.ceil(episodes_per_arm(rate_a, rate_b, POWER))
     unpaired = pd.DataFrame([{"a": rate_a, "b": rate_b, "episodes_per_arm": needed}])
-    paired = [_paired_row(rate_b - rate_a, case, k) for case in cases for k in seeds]
-    shown = [_shown(rate_a, rate_b, discordance, n) for n in sorted({*episodes, needed})]
+    paired = [_paired_row(least, discordance(rate_a, rate_b, apart), k) for apart in aparts for k in seeds]
+    shown = [_shown(rate_a, rate_b, aparts[-1], n) for n in sorted({*episodes, needed})]
     return {
         "unpaired, 80 % power: independent episodes of each arm": unpaired,
         "paired, 80 % power: tasks that both arms play, each with so many seeds": pd.DataFrame(paired),
@@ -145,15 +147,26 @@ def power_tables(
 
 
 def power_curves(rate: float, gains: Sequence[float], episodes: Sequence[int]) -> pd.DataFrame:
-    """Power of unpaired and paired (independent arms) tests of each gain over `rate`: test, gain, episodes, power."""
-    rows = []
-    for gain in (gain for gain in gains if rate + gain < 1):
-        for n in episodes:
-            apart = independent(rate, rate + gain)
-            rows.append(
-                {"test": "unpaired", "gain": gain, "episodes": n, "power": unpaired_power(rate, rate + gain, n)}
-            )
-            rows.append({"test": "paired", "gain": gain, "episodes": n, "power": paired_power(gain, apart, n)})
+    """Power of the unpaired test of each gain over `rate` that leaves success below 1: gain, episodes, power."""
+    return pd.DataFrame(
+        [
+            {"gain": gain, "episodes": n, "power": unpaired_power(rate, rate + gain, n)}
+            for gain in gains
+            if rate + gain < 1
+            for n in episodes
+        ]
+    )
+
+
+def limit_curves(rate: float, episodes: Sequence[int]) -> pd.DataFrame:
+    """The smallest gain over `rate` that so many episodes of each arm show: design, episodes, detectable (NaN: none).
+
+    Designs: unpaired, and paired where the arms win tasks independently of each other, where the better one wins all
+    that the other wins (nested), and half way between the two.
+    """
+    rows = [{"design": "unpaired", "episodes": n, "detectable": detectable_difference(rate, n)} for n in episodes]
+    for design, mix in (("independent", 1.0), ("half way", 0.5), ("nested", 0.0)):
+        rows += [{"design": design, "episodes": n, "detectable": paired_detectable(rate, n, mix)} for n in episodes]
     return pd.DataFrame(rows)
 
 
@@ -180,19 +193,22 @@ def published_gaps() -> pd.DataFrame:
 def _paired_row(difference: float, discordance: float, seeds: int) -> dict[str, float | int]:
     """At best all that differs between the arms is luck of play, and k seeds do the work of k times the tasks; at
     worst a task always ends the same, and they add nothing."""
-    most = math.ceil(paired_tasks(abs(difference), discordance))
-    fewest = math.ceil(most / seeds)
-    return {"discordance": discordance, "seeds": seeds, "tasks_at_best": fewest, "tasks_at_worst": most}
+    most = math.ceil(paired_tasks(difference, discordance))
+    return {
+        "discordance": discordance,
+        "seeds": seeds,
+        "tasks_at_best": math.ceil(most / seeds),
+        "tasks_at_worst": most,
+    }
 
 
-def _shown(rate_a: float, rate_b: float, discordance: float | None, episodes: int) -> dict[str, float | int]:
-    apart = independent(rate_a, rate_b) if discordance is None else discordance
+def _shown(rate_a: float, rate_b: float, apart: float, episodes: int) -> dict[str, float | int]:
     return {
         "episodes": episodes,
         "power_unpaired": unpaired_power(rate_a, rate_b, episodes),
-        "power_paired": paired_power(abs(rate_b - rate_a), apart, episodes),
+        "power_paired": paired_power(abs(rate_b - rate_a), discordance(rate_a, rate_b, apart), episodes),
         "detectable_unpaired": detectable_difference(rate_a, episodes),
-        "detectable_paired": paired_detectable(rate_a, episodes, discordance),
+        "detectable_paired": paired_detectable(rate_a, episodes, apart),
     }
 
 

@@ -49,14 +49,20 @@ def test_pairing_helps_as_far_as_the_arms_win_the_same_tasks():
 
 def test_detectable_gain_is_where_power_is_reached():
     gain = power.paired_detectable(0.66, 128)
-    apart = power.independent(0.66, 0.66 + gain)
-    assert apart == pytest.approx(0.66 * (0.34 - gain) + 0.34 * (0.66 + gain))
-    assert power.paired_power(gain, apart, 128) == pytest.approx(0.8, abs=1e-3)
-    assert power.paired_detectable(0.66, 128, 0.2) < gain  # fewer tasks end differently
+    assert power.paired_power(gain, power.discordance(0.66, 0.66 + gain, 1), 128) == pytest.approx(0.8, abs=1e-3)
+    assert power.paired_detectable(0.66, 128, 0.5) < gain  # fewer tasks end differently
     assert math.isnan(power.paired_detectable(0.66, 5))
     n = stats.episodes_per_arm(0.66, 0.71)
     assert power.unpaired_power(0.66, 0.71, round(n)) == pytest.approx(0.8, abs=1e-3)
     assert stats.detectable_difference(0.66, round(n)) == pytest.approx(0.05, abs=1e-3)
+
+
+def test_discordance_of_nested_and_independent_arms():
+    draw = np.random.default_rng(0).random((2, 200_000))
+    a, b = draw < np.array([[0.66], [0.71]])
+    assert power.discordance(0.66, 0.71, 1) == pytest.approx((a != b).mean(), abs=0.005)
+    nested = draw[0] < 0.71
+    assert power.discordance(0.71, 0.66, 0) == pytest.approx((a != nested).mean(), abs=0.005)
 
 
 def test_b72_tables_of_the_headline_gap():
@@ -78,6 +84,7 @@ def test_given_discordance_and_seeds():
     row = {"discordance": 0.2, "seeds": 3, "tasks_at_best": math.ceil(most / 3), "tasks_at_worst": most}
     assert paired.to_dict("records") == [row]
     assert shown["power_paired"].iloc[0] == pytest.approx(power.paired_power(0.71 - 0.664, 0.2, 200))
+    assert shown["detectable_paired"].iloc[0] < power.paired_detectable(0.71, 200)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +106,16 @@ def test_refusals(given, says):
 
 def test_curves_and_published_gaps():
     curves = power.power_curves(0.66, (0.05, 0.1, 0.4), (128, 512))
-    assert set(curves["gain"]) == {0.05, 0.1}  # 66 % cannot gain 40 points
-    assert set(curves["test"]) == {"unpaired", "paired"} and len(curves) == 8
+    assert curves["gain"].tolist() == [0.05, 0.05, 0.1, 0.1]  # 66 % cannot gain 40 points
+    assert curves["power"].iloc[0] == pytest.approx(power.unpaired_power(0.66, 0.71, 128))
+    limits = power.limit_curves(0.66, (8, 512)).pivot(index="design", columns="episodes", values="detectable")
+    assert limits.loc["nested", 512] < limits.loc["half way", 512] < limits.loc["independent", 512]
+    assert limits.loc["unpaired", 512] == stats.detectable_difference(0.66, 512)
+    assert math.isnan(limits.loc["independent", 8])
     gaps = power.published_gaps().set_index(["paper", "model", "baseline", "arm"])
     headline = gaps.loc[("PR-OPD", "Qwen2.5-3B-Instruct", "grpo", "pr_opd")]
     assert (headline["a"], headline["b"]) == (0.664, 0.711)
     assert headline["power"] == pytest.approx(power.unpaired_power(0.664, 0.711, 128))
     assert set(gaps["source"]) <= {value.source for value in PAPER_VALUES}
     assert ("SDAR", "Qwen2.5-7B-Instruct", "grpo", "sdar") in gaps.index
+    assert ("PCSD", "Qwen3-1.7B", "sdar", "pcsd") in gaps.index
