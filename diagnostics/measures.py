@@ -10,6 +10,8 @@ from diagnostics.measure import Measure
 
 MEASURES: dict[str, str] = {
     "change": "diagnostics.change",
+    "cka": "diagnostics.cka",
+    "patching": "diagnostics.patching",
 }
 ALL = "all"
 

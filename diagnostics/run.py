@@ -104,8 +104,8 @@ def diagnose(
                     for stream, _ in started:
                         stream.update(beside[name], passed)
                     report(done := done + len(beside[name]))
-        results = [stream.result(provenance) for stream, _ in started]
-        results += [m.direct(subject, turns, provenance) for m in chosen if m.direct is not None]
+    results = [stream.result(provenance) for stream, _ in started]
+    results += [m.direct(subject, turns, provenance) for m in chosen if m.direct is not None]
     return _save(out, results, counts, provenance, manifest)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from diagnostics.artifact import Artifact, load_artifact, load_skills, load_trajectories
 from diagnostics.contexts import WITHOUT_SKILL
+from diagnostics.measure import WeightFn
 from diagnostics.records import Provenance, Trajectory
 from diagnostics.run import diagnose, same_tokenizer
 from training.config import Config
@@ -57,10 +60,19 @@ def diagnose_subject(
         max_tokens=max_tokens,
         temperature=subject.config.sampler.temperature,
         retokenise=not same_tokenizer(tokenizer, played),
+        weights=token_weights(),
         config=subject.config,
         args={"target": target, "reader": reader, "episodes": episodes, "max_tokens": max_tokens},
         inputs=[played] if written is None else [played, written],
     )
+
+
+def token_weights() -> dict[str, WeightFn]:
+    """Method name -> the weight it gives each token, for the measures that compare methods; none where none is told."""
+    if find_spec("training.weights") is None:
+        return {}
+    weights: dict[str, WeightFn] = import_module("training.weights").method_weights()
+    return weights
 
 
 def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:

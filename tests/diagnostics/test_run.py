@@ -416,5 +416,19 @@ def test_all_measures_are_asked_for_by_one_word() -> None:
     assert [m.name for m in chosen_measures(["all"])] == list(MEASURES)
     assert [m.name for m in chosen_measures(["change", "all", "change"])] == list(MEASURES)
     assert all(m.start or m.direct for m in chosen_measures(["all"]))
-    with pytest.raises(ValueError, match="unknown measure 'nothing'; measures are change, .*or all"):
-        chosen_measures(["nothing"])
+    with pytest.raises(ValueError, match="unknown measure 'zzz'; measures are change, .*or all"):
+        chosen_measures(["zzz"])
+
+
+def test_every_measure_of_the_table_writes_its_part_of_one_artifact(tmp_path: Path) -> None:
+    plays = [dataclasses.replace(t, segments=(_short(t),)) for t in make_trajectories()]
+    options = {
+        "trajectories": plays,
+        "skills": SKILLS,
+        "contexts": ["own_skill", "unrelated"],
+        "provenance": PROVENANCE,
+    }
+    done = diagnose(tiny_model(layers=2), tokenizer(), measures=["all"], out=tmp_path / "m", **options)
+    assert done.table("measurements").column_names == list(MEASUREMENT_COLUMNS)
+    assert {"counts.json", "measurements.parquet", "thresholds.parquet"} <= set(done.names)
+    assert np.isfinite(done.table("measurements").column("value").to_numpy()).all()
