@@ -226,9 +226,7 @@ class _Server(BaseHTTPRequestHandler):
     def _prompt(self, ids: list[int]) -> dict[str, Any]:
         if not self.prompt_logprobs:
             return {}
-        said = [
-            {str(b): {"logprob": float(TABLE[a, b]), "rank": 1, "decoded_token": "x"}} for a, b in zip(ids, ids[1:])
-        ]
+        said = [{str(b): {"logprob": float(TABLE[a, b]), "rank": 1, "decoded_token": "x"}} for a, b in pairwise(ids)]
         return {"prompt_logprobs": [None, *said]}
 
     def _answer(self, content: Any) -> None:
