@@ -35,7 +35,7 @@ def evaluate(words: Sequence[str]) -> int:
     seeds = numbers(given.seeds, "--seeds")
     if given.trials < 1:
         raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
-    from training.subject import find_subject, keep_config
+    from training.subject import find_subject
 
     subject = find_subject(str(given.target), TINY, given.out)
     config = subject.config
@@ -48,30 +48,10 @@ def evaluate(words: Sequence[str]) -> int:
         temperature=config.eval.temperature if given.temperature is None else given.temperature,
     )
     config = replace(config, env=given.env, sampler=given.sampler, skills=given.skills, eval=play)
-    from diagnostics.progress import progress
-    from training.episodes import panel_episodes
-    from training.models.load import load_policy
-    from training.session import Session
+    from training.episodes import play_seeds
 
-    model, tokenizer = load_policy(subject.source, config.model.dtype, given.device)
-    keep_config(subject.run, config)
-    artifacts = []
     trials = given.trials if given.protocol == "reflexion" else 1
-    with Session(config, model, tokenizer, subject.step) as session:
-        each = len(session.panel_tasks) * trials
-        with progress("eval", each * len(seeds)) as report:
-            for index, seed in enumerate(seeds):
-
-                def played(done: int, _: int, before: int = index * each) -> None:
-                    report(before + done)
-
-                made = panel_episodes(
-                    session, subject.run, seed, protocol=given.protocol, trials=trials, progress=played
-                )
-                episodes = made.table("trajectories").select(["task_id", "success"]).to_pylist()
-                won = {episode["task_id"] for episode in episodes if episode["success"]}
-                report((index + 1) * each, success=len(won) / len({episode["task_id"] for episode in episodes}))
-                artifacts.append(made)
+    artifacts = play_seeds(subject, config, seeds, protocol=given.protocol, trials=trials, device=given.device)
     from analysis.plain import print_table
     from analysis.trials import evaluation
 

@@ -23,11 +23,15 @@ from diagnostics.artifact import (
     save_skills,
     save_trajectories,
 )
+from diagnostics.progress import progress as show_progress
 from diagnostics.records import Skill
 from diagnostics.run import tokenizer_digest
+from training.config import Config
+from training.models.load import load_policy
 from training.options import Protocol
 from training.protocols import experience, insight_skills, library_skills, reflexion
 from training.session import EARLIER_SEED, Session
+from training.subject import Subject, keep_config
 
 Progress = Callable[[int, int], None]
 
@@ -73,6 +77,29 @@ def panel_episodes(
         inputs=inputs,
         extra={"played": played, "tokenizer": tokenizer_digest(session.tokenizer)},
     )
+
+
+def play_seeds(
+    subject: Subject, config: Config, seeds: Sequence[int], *, protocol: Protocol, trials: int, device: str
+) -> list[Artifact]:
+    """The panel played by a subject at several evaluation seeds, as artifacts of its run in their order."""
+    model, tokenizer = load_policy(subject.source, config.model.dtype, device)
+    keep_config(subject.run, config)
+    artifacts = []
+    with Session(config, model, tokenizer, subject.step) as session:
+        each = len(session.panel_tasks) * trials
+        with show_progress("eval", each * len(seeds)) as report:
+            for index, seed in enumerate(seeds):
+
+                def played(done: int, _: int, before: int = index * each) -> None:
+                    report(before + done)
+
+                made = panel_episodes(session, subject.run, seed, protocol=protocol, trials=trials, progress=played)
+                episodes = made.table("trajectories").select(["task_id", "success"]).to_pylist()
+                won = {episode["task_id"] for episode in episodes if episode["success"]}
+                report((index + 1) * each, success=len(won) / len({episode["task_id"] for episode in episodes}))
+                artifacts.append(made)
+    return artifacts
 
 
 def panel_skills(session: Session, run: Path, protocol: Protocol) -> Artifact | None:
