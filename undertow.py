@@ -229,6 +229,18 @@ def ablate(words: Sequence[str]) -> int:
     return code
 
 
+def power(words: Sequence[str]) -> int:
+    from training.arguments import parse
+
+    given = parse(options.Power(), words, "undertow power")
+    from analysis.plain import print_table
+    from analysis.power import power_tables
+
+    for title, table in power_tables(given.a, given.b, given.discordance).items():
+        print_table(table, title)
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a policy, or continue a run"),
     "eval": (evaluate, "success on a fixed panel, by task type, with intervals"),
@@ -237,6 +249,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "report": (report, "one HTML page of a run or a study"),
     "reproduce": (reproduce, "a whole study, e.g. invisible-advantage"),
     "ablate": (ablate, "compare methods that start from the same checkpoint, e.g. channels"),
+    "power": (power, "how many episodes tell two success rates apart, e.g. 0.66 0.71"),
     "data": (data, "bring ALFWorld's games into place, or generate new ones"),
     "build": (build, "build the tiny policy from expert play"),
     "methods": (methods, "the methods that can be trained"),

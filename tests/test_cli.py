@@ -247,6 +247,14 @@ def test_the_traceback_is_there_when_asked_for(say: Say, monkeypatch: pytest.Mon
         say("trian")
 
 
+def test_power_says_what_a_panel_can_show(say: Say) -> None:
+    code, printed, _ = say("power", "0.66", "0.71")
+    assert code == 0 and "66.0 %  71.0 %  1354" in printed and "discordance" in printed
+    code, printed, _ = say("power", "0.66", "0.71", "--discordance", "0.2")
+    assert code == 0 and "658" in printed and "1394" not in printed
+    assert say("power", "66", "71")[0] == say("power", "0.5")[0] == say("power", "0.5", "0.5")[0] == 2
+
+
 def test_methods_are_listed(say: Say) -> None:
     code, printed, _ = say("methods")
     rows = [line.split() for line in printed.splitlines()]

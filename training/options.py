@@ -123,6 +123,15 @@ class Ablate:
 
 
 @dataclass(frozen=True)
+class Power:
+    """Plan an evaluation: how many episodes tell two success rates apart, and what so many of them can show."""
+
+    a: Positional[Annotated[float, arg(metavar="RATE", help="success of one arm, e.g. 0.66")]] = 0.0
+    b: Positional[Annotated[float, arg(metavar="RATE", help="success of the other, e.g. 0.71")]] = 0.0
+    discordance: float | None = None  # share of tasks that only one of the arms wins; None: least, middle, independent
+
+
+@dataclass(frozen=True)
 class Methods:
     """List the methods that can be trained: paper, channel, what they need, and their settings."""
 
