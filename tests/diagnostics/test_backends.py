@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from diagnostics.capture import BACKENDS, backend, capture_states, layer_names
 from diagnostics.capture import vllm as vllm_backend
@@ -41,13 +41,16 @@ KINDS = ["qwen2", "qwen3", "llama", "gpt2"]
 
 @functools.cache
 def model_of(kind: str) -> Any:
-    if kind in ("qwen2", "gpt2"):
-        return tiny_model(kind)
+    """A random model; heads of 32, the fewest that vLLM reads on a CPU."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 300}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.3}
-    config = {"qwen3": Qwen3Config, "llama": LlamaConfig}[kind]
-    return AutoModelForCausalLM.from_config(config(**shape, **heads, bos_token_id=None, eos_token_id=None)).eval()
+    common = {"vocab_size": 300, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
+    if kind == "gpt2":
+        return AutoModelForCausalLM.from_config(GPT2Config(n_embd=64, n_layer=3, n_head=2, **common)).eval()
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 32}
+    config = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}[kind]
+    return AutoModelForCausalLM.from_config(
+        config(**shape, num_attention_heads=2, num_key_value_heads=1, **common)
+    ).eval()
 
 
 def ragged(side: str, lengths: tuple[int, ...] = (9, 4, 7)) -> tuple[Tensor, Tensor]:
