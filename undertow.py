@@ -238,6 +238,10 @@ def power(words: Sequence[str]) -> int:
 
     for title, table in power_tables(given.a, given.b, given.discordance).items():
         print_table(table, title)
+    if given.out:
+        from figures import fig_power
+
+        print(f"\nfigure: {fig_power.write(Path(given.out), {}, given.a, given.b).png}")
     return 0
 
 

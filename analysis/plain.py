@@ -10,7 +10,8 @@ import pandas as pd
 
 # Columns in [0, 1] (differences in [-1, 1]), shown in percent.
 _RATES = "success low high share a b difference invalid_share final best mean_last_3 without rate detectable"
-SHARES = {*_RATES.split(), "lowest_seed", "highest_seed", "wilson_low", "wilson_high"}
+_POWER = "discordance power_unpaired power_paired detectable_unpaired detectable_paired"
+SHARES = {*_RATES.split(), *_POWER.split(), "lowest_seed", "highest_seed", "wilson_low", "wilson_high"}
 
 
 def print_table(frame: pd.DataFrame, title: str) -> None:

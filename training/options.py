@@ -129,6 +129,7 @@ class Power:
     a: Positional[Annotated[float, arg(metavar="RATE", help="success of one arm, e.g. 0.66")]] = 0.0
     b: Positional[Annotated[float, arg(metavar="RATE", help="success of the other, e.g. 0.71")]] = 0.0
     discordance: float | None = None  # share of tasks that only one of the arms wins; None: least, middle, independent
+    out: str | None = None  # folder for the power curve as a figure; None: no figure
 
 
 @dataclass(frozen=True)
