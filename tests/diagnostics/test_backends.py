@@ -378,7 +378,7 @@ def test_an_engine_out_of_reach_is_named(engine: Any, monkeypatch: pytest.Monkey
 
 
 @_unless_installed("vllm")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])  # a residual stream in two parts, and in one
 def test_a_real_engine_agrees(kind: str, tmp_path: Path) -> None:
     model = model_of(kind)
     model.save_pretrained(tmp_path)
