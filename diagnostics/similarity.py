@@ -227,7 +227,7 @@ def block_sums(
     Args: representations of the same n rows; blocks, of each row, 0 .. B - 1 in ascending order.
     """
     count, n = len(representations), len(blocks)
-    sizes = torch.bincount(blocks.cpu())
+    sizes, means = torch.bincount(blocks.cpu()), [representation.double().mean(0) for representation in representations]
     new = representations[0].double().new_zeros
     touching, within = new(len(sizes), count, count), new(len(sizes), count, count)
     rows = new(count, n, len(sizes))
@@ -235,8 +235,8 @@ def block_sums(
         for start in range(end - size, end, gram_rows):
             stop = min(start + gram_rows, end)
             grams = new(count, stop - start, n)
-            for index, representation in enumerate(representations):
-                centred = _centred(representation)
+            for index, (representation, mean) in enumerate(zip(representations, means, strict=True)):
+                centred = representation - mean  # in float64, piece by piece: a copy of them all would be large
                 torch.mm(centred[start:stop], centred.T, out=grams[index])
             grams.diagonal(start, dim1=1, dim2=2).zero_()
             rows[:, start:stop] = torch.stack([part.sum(-1) for part in grams.split(sizes.tolist(), -1)], -1)
