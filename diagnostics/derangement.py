@@ -1,4 +1,4 @@
-"""Whose skill a trajectory is given as the wrong one: every skill once, among a few tasks as alike as can be. No torch."""
+"""Whose skill a trajectory gets as the wrong one: every skill once, among a few tasks as alike as can be. No torch."""
 
 from __future__ import annotations
 
