@@ -466,7 +466,9 @@ def test_b05_an_empty_skill_beside_longer_ones_changes_nothing_bit_for_bit(kind:
     for name, passed in result.items():
         values = _values(passed)
         same = [
-            torch.equal(values[key], values[key.replace("teacher", "student")]) for key in values if key.startswith("teacher")
+            torch.equal(values[key], values[key.replace("teacher", "student")])
+            for key in values
+            if key.startswith("teacher")
         ]
         assert all(same) == (name == "none")
         assert bool(passed.divergence.any()) == (name != "none")  # type: ignore[union-attr]
