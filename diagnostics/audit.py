@@ -227,13 +227,13 @@ def _segment_rows(subject: Subject, pair: PairedSegment) -> Iterator[dict[str, A
             weights = alternative_weights(weight, student, teacher, drawn, turn)
             gradient = sampled_gradient(student, weights, temperature)
         dot = (gradient.expected * reference.expected).sum(-1)
-        sums = _class_sums(pair.token_class, gradient.expected.norm(dim=-1), gradient.second_moment, reference, dot)
+        sums = _class_sums(pair.token_class, gradient.expected.square().sum(-1), gradient.second_moment, reference, dot)
         cosine = None
         if not sums["all"]["undefined"]:
             cosine = _cosine(wanted if weight is None else backward(logits, gradient.expected), wanted)
         yield from _rows(channel, "logits", sums, cosine)
-    norms = alignment_norms(passed.student_states, passed.teacher_states)
-    sums = _class_sums(pair.token_class, norms, norms.square(), reference)
+    squares = alignment_norms(passed.student_states, passed.teacher_states).square()
+    sums = _class_sums(pair.token_class, squares, squares, reference)
     cosine = None if sums["all"]["undefined"] else _cosine(backward(aligned), wanted)
     yield from _rows(ALIGNMENT, "states", sums, cosine)
 
@@ -243,12 +243,12 @@ def _whole(logprobs: Tensor) -> Tensor:
 
 
 def _class_sums(
-    token_class: np.ndarray, expected: Tensor, second_moment: Tensor, reference: Gradient, dot: Tensor | None = None
+    token_class: np.ndarray, expected_sq: Tensor, second_moment: Tensor, reference: Gradient, dot: Tensor | None = None
 ) -> dict[str, dict[str, Any]]:
     """What AUDIT_COLUMNS sums over tokens, for each class that has one and for all; and what is undefined there."""
     columns = {
-        "expected_norm": expected,
-        "expected_sq": expected.square(),
+        "expected_norm": expected_sq.sqrt(),
+        "expected_sq": expected_sq,
         "norm": second_moment.sqrt(),
         "norm_sq": second_moment,
         "reference_sq": reference.second_moment,
@@ -258,7 +258,7 @@ def _class_sums(
     for label, kinds in [*((name, [kind]) for kind, name in CLASSES.items()), ("all", list(CLASSES))]:
         chosen = np.isin(token_class, kinds)
         if chosen.any():
-            mask = torch.from_numpy(chosen).to(expected.device)
+            mask = torch.from_numpy(chosen).to(expected_sq.device)
             row: dict[str, Any] = {name: float(values[mask].sum()) for name, values in columns.items()}
             sums[label] = {"tokens": int(chosen.sum()), **row, "undefined": _undefined(row, int(chosen.sum()))}
     return sums
