@@ -51,7 +51,7 @@ def run_study(stages: Sequence[Stage], folder: Path, jobs: int = 1) -> int:
         raise ValueError(f"study: jobs is {jobs}, expected 1 or more stages at once")
     for part in ("logs", "progress"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    with _lock(folder) as lock, _terminate_as_interrupt(), Board() as board:
+    with _lock(folder) as lock, _interruptible(), Board() as board:
         records = _read(folder / "study.json")
         rows = {stage.name: Row(stage.name, stage.weight) for stage in stages}
         running: list[_Running] = []
@@ -250,14 +250,16 @@ def _lock(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM stops a study as Ctrl-C does, so that its stage is not left behind."""
+def _interruptible() -> Iterator[None]:
+    """SIGTERM stops a study as Ctrl-C does, so that no stage is left behind; and SIGINT does even where a shell that
+    started the study in the background had it ignored, which the stages would inherit."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -185,11 +185,14 @@ else:
     assert run() == 0 and half_done.read_text() == "whole"
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "started-with-&"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_stops_the_stage_and_a_second_run_continues(tmp_path, stop):
+def test_interrupt_stops_the_stage_and_a_second_run_continues(tmp_path, stop, ignored):
     out, study = tmp_path / "out", tmp_path / "study"
     driver = DRIVER.format(root=str(ROOT), out=str(out), study=str(study))
-    process = subprocess.Popen([sys.executable, "-c", driver], stderr=subprocess.PIPE, text=True)
+    shell = "trap '' INT; exec \"$@\"" if ignored else 'exec "$@"'
+    command = ["sh", "-c", shell, "sh", sys.executable, "-c", driver]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     started = Path(f"{out}.started")
     while not (started.exists() and started.read_text()):
         assert process.poll() is None
