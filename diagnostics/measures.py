@@ -12,6 +12,7 @@ MEASURES: dict[str, str] = {
     "change": "diagnostics.change",
     "cka": "diagnostics.cka",
     "patching": "diagnostics.patching",
+    "audit": "diagnostics.audit",
 }
 ALL = "all"
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from diagnostics.artifact import Artifact, load_artifact, load_skills, load_trajectories
 from diagnostics.contexts import WITHOUT_SKILL
-from diagnostics.measure import WeightFn
 from diagnostics.records import Provenance, Trajectory
 from diagnostics.run import diagnose, same_tokenizer
 from training.config import Config
@@ -18,6 +15,7 @@ from training.episodes import latest_episodes, own_skills, skills_beside
 from training.models.load import load_policy
 from training.session import Session
 from training.subject import find_subject
+from training.weights import method_weights
 
 
 def diagnose_subject(
@@ -60,19 +58,11 @@ def diagnose_subject(
         max_tokens=max_tokens,
         temperature=subject.config.sampler.temperature,
         retokenise=not same_tokenizer(tokenizer, played),
-        weights=token_weights(),
+        weights=method_weights(),
         config=subject.config,
         args={"target": target, "reader": reader, "episodes": episodes, "max_tokens": max_tokens},
         inputs=[played] if written is None else [played, written],
     )
-
-
-def token_weights() -> dict[str, WeightFn]:
-    """Method name -> the weight it gives each token, for the measures that compare methods; none where none is told."""
-    if find_spec("training.weights") is None:
-        return {}
-    weights: dict[str, WeightFn] = import_module("training.weights").method_weights()
-    return weights
 
 
 def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
