@@ -10,6 +10,7 @@ from diagnostics.measure import Measure
 
 MEASURES: dict[str, str] = {
     "change": "diagnostics.change",
+    "probe": "diagnostics.probe_stream",
     "cka": "diagnostics.cka",
     "patching": "diagnostics.patching",
     "audit": "diagnostics.audit",
