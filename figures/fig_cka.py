@@ -125,7 +125,7 @@ def _lines(axes: Axes, cka: pd.DataFrame, contrasts: pd.DataFrame, paper: pd.Dat
         axes.plot(above, [1.015] * len(above), "|", color=CONTEXTS[OWN][1], **marks)
     axes.axvline(last + 0.6 * _step(last), color="#CCCCCC", linewidth=0.6)
     axes.set_yscale("symlog", linthresh=_LINEAR, linscale=0.3)
-    axes.set_xlim(-0.4, _beside(last, len(present) - 0.3))
+    axes.set_xlim(-0.4, _beside(last, len(present) + 0.2))
     axes.set_xticks([t for t in MaxNLocator(5, integer=True).tick_values(0, last) if 0 <= t <= last])
     axes.set_xlabel("layer (right: their mean)")
 
