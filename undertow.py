@@ -83,7 +83,7 @@ def diagnose(words: Sequence[str]) -> int:
         seed=given.seed,
         out=given.out,
     )
-    if "change" in measures:
+    if {"change", "all"} & set(measures):
         from analysis.frames import measurement_frame
         from analysis.plain import print_table
         from analysis.tables import change_table
