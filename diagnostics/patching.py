@@ -8,8 +8,9 @@ direction of the same length.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -69,18 +70,18 @@ def patched_runs(
     model: Any,
     ids: Int[Tensor, "T"],
     at: Int[Tensor, "P"],
-    states: Float[Tensor, "L P D"],
+    runs: Sequence[tuple[Scope, Float[Tensor, "L P D"]]],
     read: Int[Tensor, "K"],
-    scope: Scope = "single",
     temperature: float = 1.0,
-) -> Said:
+) -> list[Said]:
     """What the student says when the residual stream behind block l is replaced at some positions, for every l.
 
     h_k[at] = states_k for the blocks k = l (single), k <= l (up_to) or k >= l (from); the blocks above go on from there
     Source: activation patching (Vig et al. 2020; Meng et al. 2022); its form for privileged contexts ours.
-    Args: at, ascending positions whose state is replaced; states [L, P, D], one for each block and position; read,
-    ascending positions OF the tokens whose log-prob is read (the state paired with token t stands at t - 1).
-    Returns: [L, K]; rank and greedy token of the patched distributions beside the log-probs.
+    Args: at, ascending positions whose state is replaced; runs, each a scope and the states [L, P, D] to put in, one
+    for each block and position; read, ascending positions OF the tokens whose log-prob is read (the state paired with
+    token t stands at t - 1).
+    Returns: [L, K] for each run; rank and greedy token of the patched distributions beside the log-probs.
     Departures: what stands before the first patched position is read once and kept as keys and values, and the batch
     starts as one row that opens the run of every block where it begins to differ: half the work of full runs. At the
     patched positions themselves `up_to` equals `single` as long as no position between them is left out (the stream
@@ -90,18 +91,22 @@ def patched_runs(
     blocks = decoder_blocks(model)
     places = torch.cat([at, read - 1])
     start, stop = int(places.min()), int(places.max()) + 1
-    cache: Any = DynamicCache(config=model.config)
+    positions = torch.arange(start, stop, device=ids.device)[None]
+    prefix: Any = DynamicCache(config=model.config)
     if start:
-        model.base_model(ids[None, :start], past_key_values=cache, use_cache=True)
-        for index in range(len(blocks)):
+        model.base_model(ids[None, :start], past_key_values=prefix, use_cache=True)
+    results = []
+    for scope, states in runs:
+        cache = deepcopy(prefix)
+        for index in range(len(blocks) if start else 0):
             cache.layers[index].batch_repeat_interleave(1 + index)  # rows that reach block `index`
-    with _patches(blocks, at - start, states, scope):
-        positions = torch.arange(start, stop, device=ids.device)[None]
-        output = model.base_model(
-            ids[None, start:stop], position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state
-    final = output[1:, read - 1 - start]
-    return said(model, final, ids[read].expand(final.shape[:2]), temperature)
+        with _patches(blocks, at - start, states, scope):
+            output = model.base_model(
+                ids[None, start:stop], position_ids=positions, past_key_values=cache, use_cache=True
+            ).last_hidden_state
+        final = output[1:, read - 1 - start]
+        results.append(said(model, final, ids[read].expand(final.shape[:2]), temperature))
+    return results
 
 
 @contextmanager
@@ -166,8 +171,9 @@ def direct(subject: Subject, pairs: Mapping[str, list[PairedSegment]], provenanc
     Returns: tables `patching` (one row for each segment, position set, scope, source, draw and block; log-probs and
     greedy tokens are those of the action's own tokens, teacher-forced), `logit_lens` (one row for each segment,
     branch, block and action token), and `measurements` (segments left out: those without an action).
-    Cost: 2 forwards a segment for the two branches, then 11 (5 with the teacher's states, 3 with each of 2 draws) of
-    two parts: one row up to the patch, and on average half a row a block from there to the end of the action.
+    Cost: 5 forwards a segment of one row (two branches, and for each set of positions what stands before it), then 11
+    (5 with the teacher's states, 3 with each of 2 draws) of half a row for every block, from the first patched position
+    to the end of the action.
     """
     context = CONTEXT if CONTEXT in pairs else next(iter(pairs))
     patched, lens = [], []
@@ -230,10 +236,11 @@ def _segment_rows(
         student, teacher = passed.student_states[:, chosen], passed.teacher_states[:, chosen]
         runs = [(scope, "teacher", 0, teacher) for scope in scopes]
         runs += [("single", "random", draw, random_states(student, teacher, generator)) for draw in range(DRAWS)]
-        for scope, source, draw, states in runs:
-            run = patched_runs(subject.model, ids, at, states, positions[action], scope, subject.temperature)
-            now = run.greedy == wanted
-            for layer, logprobs in enumerate(run.logprob.double().sum(-1).tolist()):
+        asked = [(scope, states) for scope, _, _, states in runs]
+        answers = patched_runs(subject.model, ids, at, asked, positions[action], subject.temperature)
+        for (scope, source, draw, _), answer in zip(runs, answers, strict=True):
+            now = answer.greedy == wanted
+            for layer, logprobs in enumerate(answer.logprob.double().sum(-1).tolist()):
                 yield {
                     "positions": name,
                     "scope": scope,

@@ -44,6 +44,13 @@ def subject(model: Any, temperature: float = 1.0, weights: Any = None) -> Subjec
     return Subject(model, None, (), {}, seed=3, temperature=temperature, weights=weights or {})
 
 
+def patched_run(
+    model: Any, ids: Tensor, at: Tensor, states: Tensor, read: Tensor, scope: Any = "single", temperature: float = 1.0
+) -> Any:
+    (answer,) = patched_runs(model, ids, at, [(scope, states)], read, temperature)
+    return answer
+
+
 # --- the run against plain full forwards -----------------------------------------------------------------------------
 
 
@@ -73,7 +80,7 @@ def test_every_row_is_the_full_forward_with_that_patch(kind: str, scope: Any) ->
     ids, positions = tensors(pair)
     thought, action = positions[:3], positions[3:5]
     states = torch.randn(4, 3, 64, generator=torch.Generator().manual_seed(1))
-    run = patched_runs(model, ids, thought - 1, states, action, scope)
+    run = patched_run(model, ids, thought - 1, states, action, scope)
     for layer in range(4):
         blocks = {"single": [layer], "up_to": list(range(layer + 1)), "from": list(range(layer, 4))}[scope]
         full = plain_run(model, ids, thought - 1, states, action, blocks)
@@ -88,8 +95,19 @@ def test_a_patch_that_reaches_back_to_the_first_token_needs_no_prefix() -> None:
     model, pair = tiny_model(), reply_pair(0, prompt=1)
     ids, positions = tensors(pair)
     states = torch.randn(3, 6, 64, generator=torch.Generator().manual_seed(1))
-    run = patched_runs(model, ids, positions - 1, states, positions)
+    run = patched_run(model, ids, positions - 1, states, positions)
     assert torch.allclose(run.logprob[1], plain_run(model, ids, positions - 1, states, positions, [1]), atol=2e-5)
+
+
+@torch.no_grad()
+def test_runs_do_not_depend_on_their_neighbours() -> None:
+    model, pair = tiny_model(), reply_pair(1)
+    ids, positions = tensors(pair)
+    states = torch.randn(2, 3, 6, 64, generator=torch.Generator().manual_seed(1))
+    asked = [("single", states[0]), ("from", states[1]), ("single", states[0])]
+    first, second, third = patched_runs(model, ids, positions - 1, asked, positions)
+    assert torch.equal(first.logprob, third.logprob)
+    assert torch.equal(second.logprob, patched_run(model, ids, positions - 1, states[1], positions, "from").logprob)
 
 
 @torch.no_grad()
@@ -97,7 +115,7 @@ def test_rank_greedy_and_temperature() -> None:
     model, pair = tiny_model(), reply_pair(2)
     ids, positions = tensors(pair)
     nothing = torch.zeros(3, 0, 64)
-    run = patched_runs(model, ids, positions[:0], nothing, positions, temperature=0.5)
+    run = patched_run(model, ids, positions[:0], nothing, positions, temperature=0.5)
     logits = model(ids[None]).logits[0, positions - 1]
     own = logits.gather(-1, ids[positions][:, None])
     for layer in range(3):
@@ -123,13 +141,13 @@ def test_the_students_own_state_changes_nothing_bit_for_bit(kind: str, scope: An
         own.append((output if isinstance(output, Tensor) else output[0])[0])
 
     handles = [block.register_forward_hook(record) for block in decoder_blocks(model)]
-    plain = patched_runs(model, ids, before[:0], nothing, positions, scope)
+    plain = patched_run(model, ids, before[:0], nothing, positions, scope)
     for handle in handles:
         handle.remove()
     states = torch.stack(own[-3:])  # the first three are those of the prompt; places count from its end on
-    patched = patched_runs(model, ids, before, states[:, : len(before)], positions, scope)
+    patched = patched_run(model, ids, before, states[:, : len(before)], positions, scope)
     assert torch.equal(patched.logprob, plain.logprob) and torch.equal(patched.greedy, plain.greedy)
-    moved = patched_runs(model, ids, before, states[:, : len(before)] + 0.1, positions, scope)
+    moved = patched_run(model, ids, before, states[:, : len(before)] + 0.1, positions, scope)
     assert not torch.equal(moved.logprob, plain.logprob)
 
 
@@ -140,7 +158,7 @@ def test_the_last_block_at_every_response_position_gives_the_teacher(kind: str) 
     passed = run_pairs(model, [pair], states="before")
     ids, positions = tensors(pair)
     runs = {
-        scope: patched_runs(model, ids, positions - 1, passed.teacher_states, positions, scope).logprob
+        scope: patched_run(model, ids, positions - 1, passed.teacher_states, positions, scope).logprob
         for scope in ("single", "up_to", "from")
     }
     teacher, student = passed.teacher_logprobs, passed.student_logprobs
@@ -307,7 +325,7 @@ def test_turned_and_lost_count_greedy_tokens() -> None:
     with torch.no_grad():
         passed = run_pairs(model, [pair], states="before", outputs={"greedy": lambda x: x.argmax(-1)})
         ids, positions = tensors(pair)
-        run = patched_runs(model, ids, positions[1:8] - 1, passed.teacher_states[:, 1:8], positions[1:8])
+        run = patched_run(model, ids, positions[1:8] - 1, passed.teacher_states[:, 1:8], positions[1:8])
     student, teacher = (x["greedy"][1:8] for x in (passed.student_outputs, passed.teacher_outputs))
     chosen = [row for row in rows if row["positions"] == "action" and row["source"] == "teacher"]
     for row, greedy in zip(chosen, run.greedy, strict=True):
