@@ -88,9 +88,8 @@ def sampled_gradient(
     probability = student.exp()
     mean = (probability * weights).sum(-1, keepdim=True)
     spread = 1 - 2 * probability + probability.square().sum(-1, keepdim=True)
-    second = (probability * weights.square() * spread).sum(-1).clamp(
-        min=0
-    ) / temperature**2  # p = 1: 0 but for rounding
+    second = (probability * weights.square() * spread).sum(-1) / temperature**2
+    second = second.clamp(min=0)  # a token of probability 1: zero but for rounding
     return Gradient(-probability * (weights - mean) / temperature, second)
 
 
@@ -173,7 +172,7 @@ def direct(subject: Subject, pairs: Mapping[str, list[PairedSegment]], provenanc
     Cost: two forwards a segment, and one backward for each channel whose expected gradient is not zero.
     Departures: per token the gradient is taken on the logits (for the alignment on the states), because a gradient on
     the parameters for every token is too dear; on the parameters it is taken once a segment and channel, of the sum
-    over its tokens, without embeddings and head, which the alignment does not reach. The alignment has no projector.
+    over its tokens, and of the blocks alone: the alignment has no gradient on a head. The alignment has no projector.
     """
     context = CONTEXT if CONTEXT in pairs else next(iter(pairs))
     rows: list[dict[str, Any]] = []
