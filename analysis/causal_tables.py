@@ -6,7 +6,7 @@ All three tables are long: one row a quantity, with value, low, high, n_segments
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
+from analysis.tables import groups
 from diagnostics.artifact import Artifact, load_artifact
 
 MIN_GAP = 0.1  # nats of the whole action; below it there is nothing to recover
@@ -63,7 +64,7 @@ def patching_table(patching: pd.DataFrame) -> pd.DataFrame:
     patching = patching.assign(
         logprob_change=patching["patched_logprob"] - patching["student_logprob"], same_action=same.astype(float)
     )
-    for place, group in _groups(patching, ["reader", "context", "positions", "scope", "source"]):
+    for place, group in groups(patching, ["reader", "context", "positions", "scope", "source"]):
         turns = group.groupby(_TURN, sort=False).first()
         wide = {
             name: group.pivot_table(name, _TURN, "layer", sort=False).loc[turns.index, group["layer"].unique()]
@@ -81,7 +82,7 @@ def patching_table(patching: pd.DataFrame) -> pd.DataFrame:
         ):
             ratios = _ratios(counts, totals, reason)
             rows += [{**place, "layer": layer, "quantity": quantity, **ratio} for layer, ratio in ratios]
-    for place, group in _groups(patching, ["reader", "context"]):
+    for place, group in groups(patching, ["reader", "context"]):
         turns = group.groupby(_TURN, sort=False).first()
         alone = {"positions": "", "scope": "", "source": "student", "layer": "", "quantity": "same_action"}
         counts = (turns["differ"] == 0).astype(float).to_frame()
@@ -98,7 +99,7 @@ def lens_table(lens: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     lens = lens.assign(rank=np.log(lens["rank"]), top1=(lens["rank"] == 1).astype(float))
-    for place, group in _groups(lens, ["reader", "context", "branch"]):
+    for place, group in groups(lens, ["reader", "context", "branch"]):
         for tokens, part in (("first", group[group["token"] == 0]), ("all", group)):
             for quantity in ("logprob", "rank", "top1"):
                 cells = part.pivot_table(quantity, _TURN, "layer", aggfunc=["sum", "count"], sort=False)
@@ -121,7 +122,7 @@ def audit_table(audit: pd.DataFrame) -> pd.DataFrame:
     Columns: reader, context, channel, space, token_class, quantity, and those of the module.
     """
     rows: list[dict[str, Any]] = []
-    for place, group in _groups(audit, ["reader", "context", "channel", "space"]):
+    for place, group in groups(audit, ["reader", "context", "channel", "space"]):
         whole = group[group["token_class"] == "all"].set_index(_TURN)
         defined = (whole["undefined"] == "").astype(float)
         reason = "; ".join(sorted(set(whole["undefined"]) - {""}))
@@ -167,8 +168,3 @@ def _ratios(counts: pd.DataFrame, totals: pd.Series, reason: str) -> Iterator[tu
     size = {"n_segments": int(kept.sum()), "n_trajectories": len(total)}
     for place, column in enumerate(counts):
         yield column, {"value": value[place], "low": low[place], "high": high[place]} | size | undefined
-
-
-def _groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    for values, group in frame.groupby(list(by), sort=False):
-        yield dict(zip(by, values, strict=True)), group

@@ -33,7 +33,7 @@ def success_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFram
     whole, because their episodes are not independent.
     """
     rows = []
-    for key, group in _groups(episodes, by):
+    for key, group in groups(episodes, by):
         parts = [*((str(name), part) for name, part in group.groupby("type", sort=True)), ("all", group)]
         rows += [{**key, "type": name, **_success(part)} for name, part in parts]
     return pd.DataFrame(rows)
@@ -48,7 +48,7 @@ def curve_table(episodes: pd.DataFrame) -> pd.DataFrame:
     if panels.nunique() > 1:
         arm, step = panels.index[[panel != panels.iloc[0] for panel in panels].index(True)]
         raise ValueError(f"arm {arm!r} at step {step} was played on other tasks than the first; use one panel")
-    rows = [{**key, **_success(group)} for key, group in _groups(episodes, ("arm", "step"))]
+    rows = [{**key, **_success(group)} for key, group in groups(episodes, ("arm", "step"))]
     return pd.DataFrame(rows)
 
 
@@ -140,7 +140,7 @@ def threshold_table(thresholds: pd.DataFrame, token_classes: Sequence[str] = ("a
     """
     frames = []
     chosen = thresholds[thresholds["token_class"].isin(token_classes)]
-    for key, group in _groups(chosen, ("reader", "channel", "token_class", "context")):
+    for key, group in groups(chosen, ("reader", "channel", "token_class", "context")):
         counts = group.pivot(index="trajectory", columns="threshold", values="count")
         totals = group.groupby("trajectory")["total"].first().loc[counts.index]
         share, low, high = stats.bootstrap_ratios(counts.to_numpy(), totals.to_numpy(), _rng())
@@ -181,7 +181,7 @@ def save_tables(path: Path, tables: Mapping[str, pd.DataFrame], inputs: Sequence
     return save_artifact(path, "table", tables=rows, inputs=inputs)
 
 
-def _groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+def groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """(key as a mapping, rows) of each group, in order of first appearance; one group for no key."""
     if not by:
         yield {}, frame

@@ -45,7 +45,7 @@ def teacher_texts(
     if played:
         skills = write(played, step) if giver is write and write else giver.for_trajectories(played, step)
     texts = {id: skill.text for id, skill in skills.items() if skill.text.strip()}
-    counts = written_tokens(tokenizer, skills.values()) if giver is write else {}
+    counts = {"tokens/skills": written_tokens(tokenizer, skills.values())} if giver is write else {}
     control = config.skills.control
     if control != "own_skill" and texts:
         written = [trajectory for trajectory in played if trajectory.id in texts]
@@ -54,9 +54,9 @@ def teacher_texts(
     return kept, {**counts, "distill/over_budget": (len(texts) - len(kept)) / max(len(texts), 1)}
 
 
-def written_tokens(tokenizer: Any, skills: Iterable[Skill]) -> dict[str, float]:
-    """Tokens of the skills that the policy wrote in a step, as a metric; replies without a skill are not in it."""
-    return {"tokens/skills": float(sum(len(encode(tokenizer, skill.text)) for skill in skills))}
+def written_tokens(tokenizer: Any, skills: Iterable[Skill]) -> float:
+    """Tokens of the skills that the policy wrote in a step; replies without a skill are not in it."""
+    return float(sum(len(encode(tokenizer, skill.text)) for skill in skills))
 
 
 def write_samples(run: Path, step: int, tokenizer: Any, pairs: Sequence[PairedSegment]) -> None:

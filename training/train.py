@@ -168,7 +168,7 @@ def _step(learner: Learner, tokenizer: Any, rollout_fn: Rollout, sources: Source
             raise ValueError(f"method {config.method!r} needs skills of single turns; give write_step_skills_fn")
         turn_skills = sources.write_steps(played, step)
         of_turns = written_tokens(tokenizer, (skill for turns in turn_skills.values() for skill in turns.values()))
-        over["tokens/skills"] = over.get("tokens/skills", 0.0) + of_turns["tokens/skills"]
+        over["tokens/skills"] = over.get("tokens/skills", 0.0) + of_turns
     wrote = time.perf_counter()
     metrics = {
         "tokens/rollout": float(sum(trajectory.n_tokens for trajectory in trajectories)),
