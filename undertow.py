@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from training import options
-from training.options import TINY, Build, Data, Diagnose, Doctor, Eval, Figures, Methods, Report, Reproduce, Train
+from training.options import (
+    TINY,
+    TRIALS,
+    Build,
+    Data,
+    Diagnose,
+    Doctor,
+    Eval,
+    Figures,
+    Methods,
+    Report,
+    Reproduce,
+    Train,
+)
 
 
 def train(words: Sequence[str]) -> int:
@@ -33,7 +46,7 @@ def evaluate(words: Sequence[str]) -> int:
 
     given = parse(Eval(), words, "undertow eval")
     seeds = numbers(given.seeds, "--seeds")
-    if given.trials < 1:
+    if given.trials is not None and given.trials < 1:
         raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
     from training.subject import find_subject
 
@@ -50,7 +63,7 @@ def evaluate(words: Sequence[str]) -> int:
     config = replace(config, env=given.env, sampler=given.sampler, skills=given.skills, eval=play)
     from training.episodes import play_seeds
 
-    trials = given.trials if given.protocol == "reflexion" else 1
+    trials = (given.trials or TRIALS[given.protocol]) if given.protocol in TRIALS else 1
     artifacts = play_seeds(subject, config, seeds, protocol=given.protocol, trials=trials, device=given.device)
     from analysis.plain import print_table
     from analysis.trials import evaluation

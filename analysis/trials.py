@@ -22,7 +22,7 @@ def evaluation(artifacts: Sequence[Artifact], protocol: str, trials: int = 1) ->
     if protocol == "reflexion":
         return success_table(by_trial(episodes, trials), ["trials"])[["trials", *_COLUMNS]], ": won so far"
     texts = f" ({episodes['with_skill'].sum()} of {len(episodes)} episodes with a text)"
-    return success_table(episodes)[_COLUMNS], "" if protocol == "vanilla" else texts
+    return success_table(episodes)[_COLUMNS], "" if protocol in ("vanilla", "expert") else texts
 
 
 def by_trial(episodes: pd.DataFrame, trials: int) -> pd.DataFrame:

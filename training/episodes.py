@@ -27,8 +27,9 @@ from diagnostics.progress import progress as show_progress
 from diagnostics.records import Skill
 from diagnostics.run import tokenizer_digest
 from training.config import Config
+from training.expert_play import expert_episodes, expert_skills
 from training.models.load import load_policy
-from training.options import Protocol
+from training.options import TRIALS, Protocol
 from training.protocols import experience, insight_skills, library_skills, reflexion
 from training.session import EARLIER_SEED, Session
 from training.subject import Subject, keep_config
@@ -49,10 +50,10 @@ def panel_episodes(
     """The panel played once at one evaluation seed, as a trajectories artifact of the run.
 
     Args: protocol, see training/protocols.py (a task it has no text for is played without one); trials, attempts at a
-    task under reflexion; elsewhere, other runs in which the same weights may have played the same panel already.
+    task under a protocol of TRIALS; elsewhere, other runs in which the same weights may have played the panel already.
     """
     skills = panel_skills(session, run, protocol)
-    played = _how_played(session, seed, protocol, skills, trials if protocol == "reflexion" else 1)
+    played = _how_played(session, seed, protocol, skills, trials if protocol in TRIALS else 1)
     name = f"{_panel_name(session)}_seed{seed}" + ("" if protocol == "vanilla" else f"_{protocol}")
     inputs = [] if skills is None else [skills]
     for folder in (run, *elsewhere):
@@ -65,11 +66,16 @@ def panel_episodes(
     else:
         if protocol == "reflexion":
             trajectories = reflexion(session, seed, trials, progress)
+        elif protocol == "expert":
+            limit = session.config.sampler.max_context
+            trajectories = expert_episodes(
+                session.panel_tasks, session.tokenizer, seed=seed, attempts=trials, max_context=limit, progress=progress
+            )
         else:
             written = {} if skills is None else load_skills(skills.path)
             texts = {skill.task_id: skill.text for skill in written.values()}
             trajectories = session.evaluate(seed, texts, progress)
-    return save_trajectories(
+    saved = save_trajectories(
         run / "trajectories" / name,
         trajectories,
         config=session.config,
@@ -77,6 +83,9 @@ def panel_episodes(
         inputs=inputs,
         extra={"played": played, "tokenizer": tokenizer_digest(session.tokenizer)},
     )
+    if protocol == "expert":
+        _skills(session, run / "skills" / name, {"of": saved.digest}, lambda: expert_skills(trajectories), [saved])
+    return saved
 
 
 def play_seeds(
@@ -149,13 +158,18 @@ def skills_beside(trajectories: Artifact) -> Artifact | None:
 
 
 def latest_episodes(run: Path) -> Artifact:
-    """The panel a run played last without a skill, at its lowest seed. Raises ValueError when it has played none."""
+    """The panel a run played last without a skill, at its lowest seed; else what an expert played for it.
+
+    Raises: ValueError when there is neither.
+    """
     found = []
     for path in sorted((run / "trajectories").glob("*/manifest.json")):
         artifact = load_artifact(path.parent, "trajectories")
         played = artifact.manifest.get("played", {})
-        if played.get("evaluation", "vanilla") == "vanilla":
-            found.append((-played.get("step", 0), played.get("seed", 0), path.parent.name, artifact))
+        how = played.get("evaluation", "vanilla")
+        if how in ("vanilla", "expert"):
+            rank = (how == "expert", -played.get("step", 0), played.get("seed", 0), path.parent.name)
+            found.append((*rank, artifact))
     if not found:
         raise ValueError(f"{run} has no episodes; play some first with `undertow eval`, or give --trajectories")
     return min(found)[-1]

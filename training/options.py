@@ -10,7 +10,8 @@ from tyro.conf import Positional, arg
 from training.config import RECIPES, Config, EnvConfig, SamplerConfig, SkillsConfig
 
 TINY = RECIPES["tiny-grpo"]
-Protocol = Literal["vanilla", "skill_prompt", "own_skill", "reflexion", "expel"]
+Protocol = Literal["vanilla", "skill_prompt", "own_skill", "reflexion", "expel", "expert"]
+TRIALS = {"reflexion": 3, "expert": 2}  # attempts at a task under the protocols that repeat it
 SUBJECT = "a run, a checkpoint, a model folder, or a model's name"
 
 
@@ -31,8 +32,8 @@ class Eval:
     panel: str | None = None  # split of the panel; None: the run's own
     size: int | None = None  # tasks of the panel; 0: the whole split, None: the run's own
     seeds: str = "0"  # evaluation seeds, e.g. 0,1,2
-    protocol: Protocol = "vanilla"  # what stands in the player's prompt besides the task, see docs/methods.md
-    trials: int = 3  # attempts at a task under reflexion
+    protocol: Protocol = "vanilla"  # what stands in the player's prompt besides the task, or who plays: docs/methods.md
+    trials: int | None = None  # attempts at a task; None: 3 under reflexion, 2 under expert
     temperature: float | None = None  # None: the run's own
     device: str = "cpu"
     out: str | None = None  # folder of the results; None: the run itself, or runs/<model>

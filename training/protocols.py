@@ -5,6 +5,7 @@
     own_skill     the policy's hindsight skill of an earlier attempt at the same task
     reflexion     further attempts at tasks that were not won, with what the policy wrote down after its failures
     expel         the policy's insights from failures and successes at training tasks
+    expert        no policy plays: the searching expert does, for any model to read again (training/expert_play.py)
 
 The weights never change. Texts are of the task's kind or of earlier attempts, never of the episode that is evaluated;
 reflexion's come from failures at the same task, which is why its success is told by the number of attempts.
