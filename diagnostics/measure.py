@@ -61,6 +61,7 @@ class Subject:
     seed: int
     temperature: float  # of every log-prob
     weights: Mapping[str, WeightFn]  # method name -> its token weight; may be empty
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # context -> trajectory id -> text in front
 
 
 class Stream(Protocol):

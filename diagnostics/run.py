@@ -84,7 +84,7 @@ def diagnose(
     if any(m.direct for m in chosen):
         turns, counts["all"]["turns_too_long"] = _turns(pairs, [m.name for m in chosen if m.direct])
 
-    subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights)
+    subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights, texts)
     started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
     options: dict[str, Any] = {"states": "before" if needs.states else "none", "temperature": temperature}
     options |= {"extra_layers": needs.extra_layers, "outputs": needs.outputs}
