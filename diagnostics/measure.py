@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diagnostics.forward import Divergence, Output
 from diagnostics.paired import PairedPass, PairedSegment
-from diagnostics.records import Provenance, Trajectory
+from diagnostics.records import Provenance, Segment, Trajectory
 
 __all__ = ["Measure", "Needs", "Output", "Stream", "Subject", "WeightFn"]
 
@@ -62,6 +62,9 @@ class Subject:
     temperature: float  # of every log-prob
     weights: Mapping[str, WeightFn]  # method name -> its token weight; may be empty
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # context -> trajectory id -> text in front
+    segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)  # trajectory id -> as they are read
+    # trajectory id -> for each turn whether an expert accepts the command, None: it cannot say
+    accepted: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)
 
 
 class Stream(Protocol):

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +45,7 @@ def diagnose(
     temperature: float = 1.0,
     retokenise: bool = False,
     weights: Mapping[str, WeightFn] = MappingProxyType({}),
+    accepted: Mapping[str, Sequence[bool | None]] = MappingProxyType({}),
     **manifest: Any,
 ) -> Artifact:
     """Reads every trajectory in every context and writes what the measures found.
@@ -59,7 +61,8 @@ def diagnose(
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
     another tokenizer: read the texts instead, see same_tokenizer; weights, token weights by method name, for measures
-    that compare methods; provenance, its seed also seeds the contexts; manifest, further arguments of save_artifact.
+    that compare methods; accepted, by trajectory id and turn, whether an expert accepts the command; provenance, its
+    seed also seeds the contexts; manifest, further arguments of save_artifact.
     Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts.
     Raises: ValueError on an unknown name, a context in which no pair is left, or no turn short enough for a measure
     that needs one.
@@ -84,7 +87,9 @@ def diagnose(
     if any(m.direct for m in chosen):
         turns, counts["all"]["turns_too_long"] = _turns(pairs, [m.name for m in chosen if m.direct])
 
-    subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights, texts)
+    read = {name: [segment for _, segment in own] for name, own in groupby(rows, lambda row: row[0].id)}
+    known = (texts, read, accepted)
+    subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights, *known)
     started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
     options: dict[str, Any] = {"states": "before" if needs.states else "none", "temperature": temperature}
     options |= {"extra_layers": needs.extra_layers, "outputs": needs.outputs}
