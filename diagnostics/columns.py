@@ -23,6 +23,7 @@ _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]
 _TURN_FIELDS = [("observation", pa.string()), ("admissible", pa.list_(pa.string())), ("response", pa.string())]
 _TURNS = pa.list_(pa.struct([*_TURN_FIELDS, ("action", pa.string()), ("valid", pa.bool_())]))
 _TYPES = {"str": pa.string(), "str | None": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_TYPES["float | None"] = pa.float64()
 
 
 def trajectory_table(trajectories: Sequence[Trajectory]) -> pa.Table:

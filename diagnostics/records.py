@@ -24,7 +24,7 @@ class TokenClass(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message: role is "system", "user" or "assistant"."""
+    """One chat message: role is "system", "user", "assistant" or, in imported ones, "tool"."""
 
     role: str
     content: str
@@ -84,6 +84,7 @@ class Trajectory:
     first_observation_sha256: str
     error: str | None = None
     skill: str | None = None  # skill text that stood in the player's own prompt
+    score: float | None = None  # 0 to 1, of environments that grade an episode: WebShop's raw score, Search-QA's F1
 
     @property
     def n_invalid(self) -> int:

@@ -24,11 +24,15 @@ COMMANDS = "Commands: "
 REPLY_FORMAT = (  # only beside a list of commands: a policy that plays without one was taught the format
     "First think briefly inside <think></think>. Then give exactly one of the commands inside <action></action>."
 )
+TAGGED_FORMAT = "First think briefly inside <think></think>. Then give exactly one of the commands, with its tags."
 
 _BANNER = re.compile(r"-=.*?=-\s*")
 _TASK_SENTENCE = re.compile(r"\s*Your task is to:.*", re.DOTALL)
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL | re.IGNORECASE)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
+_THINK = re.compile(r"<think>(?P<text>.*?)</think>", re.DOTALL | re.IGNORECASE)
+# Search-QA's commands have tags of their own, all others stand inside <action></action>.
+_ACTION = re.compile(r"<(?P<tag>action|search|answer)>(?P<text>.*?)</(?P=tag)>", re.DOTALL | re.IGNORECASE)
+_RETRIEVED = "<information>"
+_FREE = re.compile(r"<your [a-z ]+>")
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
@@ -90,6 +94,8 @@ def place_skill(messages: Sequence[Message], skill_text: str | None) -> tuple[Me
 
 
 def _scene(observation: str) -> str:
+    if observation.startswith(_RETRIEVED):  # whatever a passage says
+        return observation.strip()
     return _TASK_SENTENCE.sub("", _BANNER.sub("", observation)).strip()
 
 
@@ -97,7 +103,8 @@ def _command_lines(admissible: Sequence[str] | None, *, instruct: bool) -> list[
     if admissible is None:
         return []
     listed = COMMANDS + "; ".join(command for command in admissible if command != "help")
-    return [listed, REPLY_FORMAT] if instruct else [listed]
+    tagged = any(command.startswith("<") for command in admissible)
+    return [listed, TAGGED_FORMAT if tagged else REPLY_FORMAT] if instruct else [listed]
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -180,10 +187,24 @@ def parse_reply(text: str) -> tuple[str | None, str | None]:
     """(thought, command) of a reply: the first <think>..</think> and the first <action>..</action>.
 
     The command is lower-cased with its whitespace collapsed; None where the tags are missing or the command is empty.
+    <search>..</search> and <answer>..</answer> are commands too: they keep their tags and their case.
     """
     think, action = _THINK.search(text), _ACTION.search(text)
-    command = " ".join(action[1].lower().split()) if action else ""
-    return think[1].strip() if think else None, command or None
+    words, tag = (" ".join(action["text"].split()), action["tag"].lower()) if action else ("", "")
+    command = words.lower() if tag == "action" else f"<{tag}>{words}</{tag}>"
+    return think[1].strip() if think else None, command if words else None
+
+
+def admits(admissible: Sequence[str], command: str) -> bool:
+    """Whether a command is among those that an environment lists, whatever the case of its letters.
+
+    What is listed may leave room for the policy's own words: `search[<your query>]` admits any query but an empty one.
+    """
+    if command.lower() in {listed.lower() for listed in admissible}:
+        return True
+    open_ended = (_FREE.split(listed) for listed in admissible if _FREE.search(listed))
+    patterns = (r"\s*\S.*".join(re.escape(part) for part in parts) for parts in open_ended)
+    return any(re.fullmatch(pattern, command, re.DOTALL | re.IGNORECASE) for pattern in patterns)
 
 
 def token_classes(tokenizer: Any, response_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -199,7 +220,7 @@ def token_classes(tokenizer: Any, response_ids: Sequence[int] | np.ndarray) -> n
     for match, token_class in ((_THINK.search(text), TokenClass.THINK), (_ACTION.search(text), TokenClass.ACTION)):
         if match:
             classes[match.start() : match.end()] = TokenClass.FORMAT
-            classes[match.start(1) : match.end(1)] = token_class
+            classes[slice(*match.span("text"))] = token_class
     out = np.full(len(ids), TokenClass.FORMAT, dtype=np.int8)
     for index, (start, end) in enumerate(spans):
         covered = classes[start:end]

@@ -152,6 +152,7 @@ class Episode:
         self.last: Reply | None = None
         self.first_observation = ""
         self.reward, self.won = 0.0, False
+        self.score: float | None = None
         self.stop: str | None = None
         self.error: str | None = None
 
@@ -192,7 +193,7 @@ class Episode:
         """Store a reply; the text for the environment: the command, or the raw reply, which changes nothing there."""
         assert self.state is not None
         think, action = render.parse_reply(reply.text)
-        valid = think is not None and action is not None and action in {c.lower() for c in self.state.admissible}
+        valid = think is not None and action is not None and render.admits(self.state.admissible, action)
         classes = render.token_classes(self.sampler.tokenizer, reply.ids)
         self.drafts[-1].add(reply.ids.tolist(), len(self.turns), classes, reply.logprobs)
         self.turns.append(Turn(self.state.observation, self.state.admissible, reply.text, action or "", valid))
@@ -208,12 +209,13 @@ class Episode:
         """Store what the environment answered to the reset or to the last command."""
         if isinstance(answer, EnvError):
             self.stop, self.error, self.reward, self.won = "error", f"{answer.call}: {answer.reason}", 0.0, False
+            self.score = None
             return
         if self.state is None:
             self.first_observation = answer.observation
         self.state = answer
         self.reward += answer.reward
-        self.won = answer.won
+        self.won, self.score = answer.won, answer.score
         if answer.won:
             self.stop = "won"
         elif len(self.turns) >= max_turns:
@@ -243,4 +245,5 @@ class Episode:
             first_observation_sha256=hashlib.sha256(self.first_observation.encode()).hexdigest(),
             error=self.error,
             skill=self.skill,
+            score=self.score,
         )

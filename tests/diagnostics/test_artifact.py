@@ -60,6 +60,7 @@ def make_trajectory(index: int, segments: int = 2) -> Trajectory:
         first_observation_sha256="0" * 64,
         error=None if index % 2 else "timeout",
         skill=None if index else "look first",
+        score=0.5 if index % 2 else None,
     )
 
 

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from diagnostics.records import Message, TokenClass, Turn
 from diagnostics.render import (
     REPLY_FORMAT,
+    TAGGED_FORMAT,
+    admits,
     continuation_ids,
     decode,
     decode_reply,
@@ -152,10 +154,43 @@ def test_b08_a_template_that_rewrites_history_gives_no_continuation() -> None:
         ("<think>cut <action>look</action>", (None, "look")),
         ("look", (None, None)),
         ("<THINK>a</THINK><Action>b</Action>", ("a", "b")),
+        ("<think>a</think><search> Who\nwas Ada </search>", ("a", "<search>Who was Ada</search>")),
+        ("<think>a</think><Answer>Ada L</ANSWER>", ("a", "<answer>Ada L</answer>")),
+        ("<search>a</search><answer>b</answer>", (None, "<search>a</search>")),
+        ("<search> </search>", (None, None)),
+        ("<search>a</answer>", (None, None)),
     ],
 )
 def test_parse_reply(text: str, parsed: tuple[str | None, str | None]) -> None:
     assert parse_reply(text) == parsed
+
+
+def test_what_is_listed_is_admitted() -> None:
+    listed = ("Look", "click[a (b) c]", "search[<your query>]", "<answer><your answer></answer>")
+    for command in ("look", "click[A (b) c]", "search[a [2 pack] b]", "<answer>Ada</answer>", "<ANSWER>a\nb</answer>"):
+        assert admits(listed, command)
+    for command in (
+        "looks",
+        "click[a b c]",
+        "search[]",
+        "search[ ]",
+        "search[a",
+        "<answer></answer>",
+        "<search>a</search>",
+    ):
+        assert not admits(listed, command)
+    assert not admits((), "look")
+
+
+def test_commands_with_their_own_tags_have_their_own_instruction() -> None:
+    (message,) = task_messages("Who?", "", ("<search><your query></search>",))
+    assert message.content.endswith(f"Commands: <search><your query></search>\n{TAGGED_FORMAT}")
+
+
+def test_retrieved_text_is_shown_as_it_is() -> None:
+    text = "<information>\nA game -= of =- words. Your task is to: win.\n</information>"
+    assert observation_message(text, None).content == text
+    assert observation_message(text.replace("information", "note"), None).content != text
 
 
 REPLY = "<think>go</think><action>look</action>"
@@ -178,6 +213,12 @@ def test_classes_where_each_tag_is_one_token() -> None:
         ("</action>", FORMAT),
         ("<|im_end|>", FORMAT),
     ]
+
+
+@pytest.mark.parametrize("tag", ["search", "answer"])
+def test_classes_of_commands_with_their_own_tags(tag: str) -> None:
+    found = _classes(chat_tokenizer(), f"<think>go</think><{tag}>a b</{tag}>")
+    assert [c for _, c in found] == [FORMAT] * 7 + [THINK] * 2 + [FORMAT] * 16 + [ACTION] * 3 + [FORMAT] * 10
 
 
 def test_classes_where_tags_are_split_into_pieces() -> None:

@@ -27,6 +27,7 @@ class Step:
     reward: float = 0.0
     done: bool = False
     won: bool = False
+    score: float | None = None  # 0 to 1, of the finished episode, where the environment grades it beside `won`
 
 
 @dataclass(frozen=True)
