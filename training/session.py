@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,10 +16,8 @@ from typing import Any
 from diagnostics.records import Skill, Trajectory
 from diagnostics.render import encode
 from training.config import Config
-from training.envs.alfworld import AlfworldEnv
 from training.envs.base import Task
-from training.envs.folders import games_folder
-from training.envs.games import load_tasks
+from training.envs.kinds import KINDS
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
@@ -59,17 +57,17 @@ class Session:
     @cached_property
     def folder(self) -> Path:
         """Where the games lie."""
-        return games_folder(self.config.env)
+        return KINDS[self.config.env.kind].folder(self.config.env)
 
     @cached_property
     def pool(self) -> Pool:
         env = self.config.env
-        make_env = partial(AlfworldEnv, max_turns=env.max_turns)
-        return self._exit.enter_context(EnvPool(make_env, env.workers, env.timeout))
+        return self._exit.enter_context(EnvPool(KINDS[env.kind].make_env(env), env.workers, env.timeout))
 
     def tasks(self, split: str) -> list[Task]:
         """All tasks of a split. Raises ValueError when they are another environment's."""
-        tasks, kind = load_tasks(self.folder, split), self.config.env.kind
+        kind = self.config.env.kind
+        tasks = KINDS[kind].tasks(self.folder, split)
         if tasks[0].env != kind:
             raise ValueError(f"{self.folder} holds {tasks[0].env} games, not {kind}; say --env.kind {tasks[0].env}")
         return tasks

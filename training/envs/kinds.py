@@ -1,0 +1,33 @@
+"""The kinds of environment: where the data of each lies, which tasks it has, and how one is made in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from training.config import EnvConfig
+from training.envs.alfworld import AlfworldEnv
+from training.envs.base import Env, Task
+from training.envs.folders import games_folder
+from training.envs.games import load_tasks
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`make_env` gives a picklable callable, for EnvPool."""
+
+    folder: Callable[[EnvConfig], Path]
+    tasks: Callable[[Path, str], list[Task]]  # (folder, split) -> all tasks of the split
+    make_env: Callable[[EnvConfig], Callable[[], Env]]
+
+
+def _alfworld(env: EnvConfig) -> Callable[[], Env]:
+    return partial(AlfworldEnv, max_turns=env.max_turns)
+
+
+KINDS: dict[str, Kind] = {
+    "household": Kind(games_folder, load_tasks, _alfworld),
+    "alfworld": Kind(games_folder, load_tasks, _alfworld),
+}
