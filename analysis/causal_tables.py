@@ -6,8 +6,7 @@ All three tables are long: one row a quantity, with value, low, high, n_segments
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import pandas as pd
 
 from analysis import stats
 from analysis.tables import groups
-from diagnostics.artifact import Artifact, load_artifact
 
 MIN_GAP = 0.1  # nats of the whole action; below it there is nothing to recover
 SMALL_GAP = f"gap between teacher and student below {MIN_GAP} nats"
@@ -25,27 +23,6 @@ OTHER_SPACE = "its per-token gradient is on the states, not on the logits"
 CLASSES = ("think", "action", "format")
 _TURN = ["trajectory", "segment"]
 _SEED = 0  # every group of rows draws from its own generator, so no row depends on its neighbours
-
-
-def tabulate(readers: Mapping[str, Path]) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
-    """Tables patching, logit_lens and audit of measurements artifacts by reader, and the artifacts.
-
-    Artifacts that are not there yet, or that hold none of the three, are passed over; without any there are no tables.
-    """
-    made = {"patching": patching_table, "logit_lens": lens_table, "audit": audit_table}
-    found = {name: load_artifact(path, "measurements") for name, path in readers.items() if path.exists()}
-    found = {name: a for name, a in found.items() if any(f"{table}.parquet" in a.names for table in made)}
-    tables = {}
-    for table, make in made.items():
-        frames = [
-            artifact.table(table).to_pandas().assign(reader=name)
-            for name, artifact in found.items()
-            if f"{table}.parquet" in artifact.names
-        ]
-        measured = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-        if len(measured):
-            tables[table] = make(measured)
-    return tables, list(found.values())
 
 
 def patching_table(patching: pd.DataFrame) -> pd.DataFrame:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 
-from analysis.frames import measurement_frame
 from analysis.stats import LEVEL, Interval
-from diagnostics.artifact import Artifact, load_artifact
 
 OWN = "own_skill"
 MEAN = "mean"  # over the layers that are defined
@@ -89,28 +84,6 @@ def contrast_table(measurements: pd.DataFrame, blocks: pd.DataFrame) -> pd.DataF
                 }
             )
     return pd.DataFrame(rows)
-
-
-def tabulate(readers: Mapping[str, Path]) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
-    """Tables cka, cka_contrasts and cka_map of measurements artifacts by reader, and the artifacts.
-
-    Artifacts that are not there yet, or that hold no CKA, are passed over; without any there are no tables.
-    """
-    found = {name: load_artifact(path, "measurements") for name, path in readers.items() if path.exists()}
-    found = {name: artifact for name, artifact in found.items() if "cka_blocks.parquet" in artifact.names}
-    if not found:
-        return {}, []
-    measurements = pd.concat([measurement_frame(artifact, name) for name, artifact in found.items()])
-    blocks, pairs = (
-        pd.concat([artifact.table(table).to_pandas().assign(reader=name) for name, artifact in found.items()])
-        for table in ("cka_blocks", "cka_map")
-    )
-    tables = {
-        "cka": cka_table(measurements, blocks),
-        "cka_contrasts": contrast_table(measurements, blocks),
-        "cka_map": pairs.reset_index(drop=True),
-    }
-    return {name: table for name, table in tables.items() if len(table)}, list(found.values())
 
 
 def _readings(

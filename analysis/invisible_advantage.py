@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.frames import episode_frame
+from analysis.ablation_tables import signal_table
+from analysis.frames import episode_frame, metrics_frame
+from analysis.measured import measured_tables
 from analysis.study import Stage, run_study
-from analysis.tables import invisible_advantage, save_tables, skill_gain_table
+from analysis.tables import arm_tables, save_tables, skill_gain_table
 from diagnostics.artifact import Artifact, load_artifact
 
 NAME = "invisible-advantage"
@@ -161,10 +164,16 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
         raise ValueError(
             f"{folder} holds neither measurements nor episodes; run `undertow eval` or `undertow diagnose`"
         )
-    tables, inputs = invisible_advantage(readers, arms)
+    measured, read = measured_tables(readers)
+    played, inputs = arm_tables(arms)
+    tables = {**measured, **played}
     gains = [gain for run in (("policy", "stage1") if study else (".",)) for gain in _skill_gains(folder / run, folder)]
     if gains:
         tables["skill_gains"] = pd.concat(gains, ignore_index=True)
+    logs = _logs(folder, study)
+    if len(signals := signal_table(logs)):
+        tables["signals"] = signals
+    inputs = [*read, *inputs]
     if tables:
         save_tables(folder / "tables" / NAME, tables, inputs)
     return tables, inputs
@@ -193,6 +202,14 @@ def _plain(run: Path) -> list[Path]:
 
 def _with_skill(run: Path) -> list[Path]:
     return [path.parent for path in sorted((run / "trajectories").glob("*_own_skill/manifest.json"))]
+
+
+def _logs(folder: Path, study: bool) -> dict[tuple[str, int], pd.DataFrame]:
+    """metrics.jsonl of the study's branches, or of the run, whose arm is its method; by arm and training seed."""
+    runs = {branch: folder / branch for branch in BRANCHES} if study else {"": folder}
+    found = {arm: run for arm, run in runs.items() if (run / "metrics.jsonl").is_file()}
+    configs = {arm: json.loads((run / "config.json").read_text(encoding="utf-8")) for arm, run in found.items()}
+    return {(arm or configs[arm]["method"], configs[arm]["seed"]): metrics_frame(run) for arm, run in found.items()}
 
 
 def _skill_gains(run: Path, folder: Path) -> list[pd.DataFrame]:

@@ -6,21 +6,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from diagnostics.artifact import Artifact
 
 _SEED = 0  # every set of labels draws from its own generator, so no row depends on its neighbours
 _PLACE = ["features", "layer"]
-
-
-def probe_tables(artifact: Artifact, reader: str) -> dict[str, pd.DataFrame]:
-    """The probe tables of a measurements artifact by name, `reader` naming the model that read the tokens.
-
-    probes: see probe_table. probe_classes: labels, class, n_samples, n_trajectories, n_tasks.
-    """
-    names = ("probe", "probe_trajectories", "probe_classes")
-    probes, counts, classes = (artifact.table(name).to_pandas() for name in names)
-    tables = {"probes": probe_table(probes, counts), "probe_classes": classes}
-    return {name: table.assign(reader=reader) for name, table in tables.items()}
 
 
 def probe_table(probes: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:

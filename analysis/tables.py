@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.frames import episode_frame, measurement_frame, played, threshold_frame
+from analysis.frames import episode_frame, played
 from diagnostics.artifact import Artifact, load_artifact, save_artifact
 
 # (baseline, arm): what the study asks of its arms
@@ -21,6 +21,7 @@ GAINS = (
     ("student", "alignment"),
     ("grpo", "pr_opd"),
     ("grpo", "alignment"),
+    ("own_skill", "alignment"),
 )
 _SEED = 0  # of every bootstrap; each row draws from its own generator, so no row depends on its neighbours
 
@@ -149,30 +150,24 @@ def threshold_table(thresholds: pd.DataFrame, token_classes: Sequence[str] = ("a
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def invisible_advantage(
-    readers: Mapping[str, Path], arms: Mapping[str, Sequence[Path]]
-) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
-    """Tables of figure 1: changes and thresholds by reader; success_by_type, curves and gains of the arms.
+def arm_tables(arms: Mapping[str, Sequence[Path]]) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
+    """Tables of what the arms played: success_by_type of their last weights, curves, and gains where GAINS asks.
 
-    Args: readers (name -> measurements artifact of that model), arms (name -> trajectories artifacts, one for each
-    step and evaluation seed). An artifact that is not there yet is passed over, so that what is ready can be drawn.
-    Returns: the tables that are not empty, and the artifacts they were made from.
+    Args: arms (name -> trajectories artifacts, one for each step and evaluation seed). An artifact that is not there
+    yet is passed over, so that what is ready can be drawn.
+    Returns: the tables, none without episodes, and the artifacts they were made from.
     """
-    measured = {name: load_artifact(path, "measurements") for name, path in readers.items() if path.exists()}
-    played_arms = [(arm, load_artifact(p, "trajectories")) for arm, paths in arms.items() for p in paths if p.exists()]
-    tables: dict[str, pd.DataFrame] = {}
-    if measured:
-        tables["changes"] = change_table(pd.concat([measurement_frame(a, name) for name, a in measured.items()]))
-        tables["thresholds"] = threshold_table(pd.concat([threshold_frame(a, name) for name, a in measured.items()]))
-    if played_arms:
-        episodes = pd.concat([episode_frame(artifact, arm=arm) for arm, artifact in played_arms])
-        last = episodes[episodes["step"] == episodes.groupby("arm")["step"].transform("max")]
-        known = set(episodes["arm"])
-        pairs = [(baseline, arm) for baseline, arm in GAINS if {baseline, arm} <= known]
-        tables |= {"success_by_type": success_table(last, by=("arm", "step")), "curves": curve_table(episodes)}
-        if pairs:
-            tables["gains"] = gain_table(episodes, pairs)
-    return tables, [*measured.values(), *(artifact for _, artifact in played_arms)]
+    found = [(arm, load_artifact(p, "trajectories")) for arm, paths in arms.items() for p in paths if p.exists()]
+    if not found:
+        return {}, []
+    episodes = pd.concat([episode_frame(artifact, arm=arm) for arm, artifact in found])
+    last = episodes[episodes["step"] == episodes.groupby("arm")["step"].transform("max")]
+    known = set(episodes["arm"])
+    pairs = [(baseline, arm) for baseline, arm in GAINS if {baseline, arm} <= known]
+    tables = {"success_by_type": success_table(last, by=("arm", "step")), "curves": curve_table(episodes)}
+    if pairs:
+        tables["gains"] = gain_table(episodes, pairs)
+    return tables, [artifact for _, artifact in found]
 
 
 def save_tables(path: Path, tables: Mapping[str, pd.DataFrame], inputs: Sequence[Artifact]) -> Artifact:

@@ -21,6 +21,7 @@ from figures.figure import SavedFigure, save
 from figures.style import PAGE, style
 
 NAME = "fig_audit"
+NEEDS = ("audit",)
 INTERVAL = "95 %, percentile bootstrap over trajectories"
 LABELS = {
     "reverse_kl": "reverse KL, full vocabulary",
@@ -75,12 +76,7 @@ def draw(audit: pd.DataFrame) -> Figure:
 
 
 def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
-    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
-
-    Args: tables, of causal_tables.tabulate. Raises: ValueError when nothing was audited.
-    """
-    if "audit" not in tables:
-        raise ValueError("the figure needs the measure audit; diagnose with --measures audit")
+    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests."""
     drawn = {"audit": tables["audit"][tables["audit"]["quantity"].isin(_QUANTITIES)]}
     return save(draw(**drawn), folder, NAME, drawn=drawn, inputs=inputs, script=__name__, interval=INTERVAL)
 

@@ -24,6 +24,7 @@ from figures.figure import SavedFigure, save
 from figures.style import PAGE, style
 
 NAME = "fig6_cka"
+NEEDS = ("cka", "cka_map")
 OWN = "own_skill"
 INTERVAL = "b, c: 95 %, as named in the column `interval` of the table; a: none (single values of the map)"
 CONTEXTS: dict[str, tuple[str, str, str]] = {  # context -> label, colour, marker; Okabe and Ito's colours
@@ -63,9 +64,9 @@ def draw(cka: pd.DataFrame, pairs: pd.DataFrame, contrasts: pd.DataFrame, paper:
 def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
     """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
 
-    Args: tables, of cka_tables.tabulate. Raises: ValueError when the own-skill context is not among them.
+    Raises: ValueError when the own-skill context is not among them.
     """
-    cka = tables.get("cka", pd.DataFrame(columns=["context"]))
+    cka = tables["cka"]
     if OWN not in set(cka["context"]):
         raise ValueError(f"figure 6 needs CKA under {OWN}; diagnose with the measure cka and the context {OWN}")
     pairs = tables["cka_map"]

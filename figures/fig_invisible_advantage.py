@@ -25,6 +25,7 @@ from figures.figure import SavedFigure, save
 from figures.style import ARMS, CHANNEL_LABELS, CHANNELS, CONTEXT_LABELS, CONTEXT_LINES, PAGE, style
 
 NAME = "fig1_invisible_advantage"
+NEEDS = ("changes", "thresholds")
 CLASSES = ("all", "think", "action", "format")
 READERS = {"tiny": "tiny policy (taught to read skills)", "smollm2-135m": "SmolLM2-135M (pretrained)"}
 INTERVAL = (
@@ -67,18 +68,13 @@ def draw(changes: pd.DataFrame, thresholds: pd.DataFrame, curves: pd.DataFrame |
     return figure
 
 
-def write(
-    folder: Path,
-    inputs: Mapping[str, str],
-    changes: pd.DataFrame,
-    thresholds: pd.DataFrame,
-    curves: pd.DataFrame | None = None,
-) -> SavedFigure:
+def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
     """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
 
     The tables may hold more than is drawn; the CSV files hold exactly the rows on the page.
     Raises: ValueError when the change rates lack the own-skill context.
     """
+    changes, thresholds, curves = tables["changes"], tables["thresholds"], tables.get("curves")
     changes = changes[changes["channel"].isin(CHANNELS) & changes["context"].isin(("own_skill", "floor"))]
     drawn_curve = thresholds["channel"].isin(CHANNELS) & thresholds["context"].isin(CONTEXT_LINES)
     thresholds = thresholds[drawn_curve & (thresholds["token_class"] == "all")]

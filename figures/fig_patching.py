@@ -23,6 +23,7 @@ from figures.figure import SavedFigure, save
 from figures.style import CONTEXT_LABELS, PAGE, style
 
 NAME = "fig_patching"
+NEEDS = ("patching", "logit_lens")
 INTERVAL = "95 %, percentile bootstrap over trajectories, pointwise by layer"
 _GREY = "#777777"
 _DASHES: Any = (0, (4, 1.5))
@@ -68,12 +69,7 @@ def draw(patching: pd.DataFrame, lens: pd.DataFrame) -> Figure:
 
 
 def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
-    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
-
-    Args: tables, of causal_tables.tabulate. Raises: ValueError when nothing was patched.
-    """
-    if "patching" not in tables:
-        raise ValueError("the figure needs the measure patching; diagnose with --measures patching")
+    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests."""
     patching, lens = tables["patching"], tables["logit_lens"]
     drawn = {
         "patching": patching[patching["quantity"].isin(("recovered", "same_action"))],

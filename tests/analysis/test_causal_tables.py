@@ -16,8 +16,8 @@ from analysis.causal_tables import (
     audit_table,
     lens_table,
     patching_table,
-    tabulate,
 )
+from analysis.measured import measured_tables
 from diagnostics.artifact import save_artifact
 
 PLACE = {"reader": "r", "context": "own_skill", "task": "t"}
@@ -198,7 +198,7 @@ def test_what_has_no_cosine_says_why() -> None:
 # --- from artifacts --------------------------------------------------------------------------------------------------
 
 
-def test_tabulate_takes_what_is_there(tmp_path: Any) -> None:
+def test_tables_are_made_of_what_is_there(tmp_path: Any) -> None:
     def without_reader(rows: list[dict]) -> list[dict]:
         return [{key: value for key, value in row.items() if key != "reader"} for row in rows]
 
@@ -208,11 +208,10 @@ def test_tabulate_takes_what_is_there(tmp_path: Any) -> None:
     save_artifact(tmp_path / "a", "measurements", tables=some)
     save_artifact(tmp_path / "b", "measurements", tables={"audit": without_reader([audited("sdar", 0)])})
     save_artifact(tmp_path / "c", "measurements", tables={"measurements": [{"x": 1}]})
-    tables, inputs = tabulate({name: tmp_path / name for name in ("a", "b", "c", "absent")})
+    tables, inputs = measured_tables({name: tmp_path / name for name in ("a", "b", "c", "absent")})
     assert {name: set(table["reader"]) for name, table in tables.items()} == {
         "patching": {"a"},
         "logit_lens": {"a"},
         "audit": {"b"},
     }
-    assert [artifact.path.name for artifact in inputs] == ["a", "b"]
-    assert tabulate({"absent": tmp_path / "absent"}) == ({}, [])
+    assert [artifact.path.name for artifact in inputs] == ["a", "b", "c"]

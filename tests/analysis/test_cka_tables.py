@@ -10,8 +10,9 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
-from analysis.cka_tables import BIASED, cka_table, contrast_table, jackknife, tabulate
+from analysis.cka_tables import BIASED, cka_table, contrast_table, jackknife
 from analysis.frames import measurement_frame
+from analysis.measured import measured_tables
 from diagnostics.artifact import Artifact, save_artifact
 from diagnostics.cka import Cka, Comparison
 from diagnostics.records import Provenance
@@ -154,8 +155,8 @@ def test_interval_covers_where_rows_depend_on_their_task(sampled: int) -> None:
 def test_tables_of_what_is_ready(tmp_path, student, contexts) -> None:
     ready = measured(tmp_path / "ready", contexts, student)
     other = save_artifact(tmp_path / "other", "measurements", tables={"measurements": ready.table("measurements")})
-    tables, inputs = tabulate({"tiny": ready.path, "later": tmp_path / "later", "other": other.path})
-    assert set(tables) == {"cka", "cka_contrasts", "cka_map"} and [i.path for i in inputs] == [ready.path]
+    tables, inputs = measured_tables({"tiny": ready.path, "later": tmp_path / "later", "other": other.path})
+    assert set(tables) == {"cka", "cka_contrasts", "cka_map"} and [i.path for i in inputs] == [ready.path, other.path]
     chosen = tables["cka_map"].query("context == 'own_skill' and coordinates == 'all'")
     found = chosen.set_index(["student_layer", "teacher_layer"])["debiased"].to_dict()
     assert found == pytest.approx(
@@ -165,4 +166,3 @@ def test_tables_of_what_is_ready(tmp_path, student, contexts) -> None:
         },
         abs=1e-10,
     )
-    assert tabulate({"later": tmp_path / "later"}) == ({}, [])

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis import stats
-from analysis.probe_tables import probe_table, probe_tables
+from analysis.measured import measured_tables
+from analysis.probe_tables import probe_table
 from diagnostics.artifact import save_artifact, to_table
 from diagnostics.probe_stream import CLASS_COLUMNS, PROBE_COLUMNS, TRAJECTORY_COLUMNS
 
@@ -86,7 +87,7 @@ def test_tables_of_an_artifact(tmp_path):
     rows["probe_classes"] = classes
     stored = {name: to_table(rows[name], columns[name]) for name in columns}
     artifact = save_artifact(tmp_path / "m", "measurements", tables=stored)
-    found = probe_tables(artifact, "tiny")
+    found, _ = measured_tables({"tiny": artifact.path})
     assert set(found["probes"]["reader"]) == {"tiny"} and found["probe_classes"]["n_samples"].tolist() == [28]
     kept = ["labels", "accuracy", "low", "high", "selectivity"]
     expected = probe_table(probes, counts)[kept]

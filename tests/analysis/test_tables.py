@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 
 from analysis import stats
-from analysis.frames import measurement_frame, threshold_frame
+from analysis.frames import measurement_frame
+from analysis.measured import measured_tables
 from analysis.tables import (
+    arm_tables,
     change_table,
     curve_table,
     gain_table,
-    invisible_advantage,
     save_tables,
     skill_gain_table,
     success_table,
@@ -112,7 +113,7 @@ def test_change_rates_of_known_tokens(measured):
 
 
 def test_threshold_curve_of_known_tokens(measured):
-    table = threshold_table(threshold_frame(measured, "tiny"))
+    table = threshold_table(measured.table("thresholds").to_pandas().assign(reader="tiny"))
     assert set(table["token_class"]) == {"all"} and set(table["reader"]) == {"tiny"}
     curve = table[(table["channel"] == "output_change") & (table["context"] == "own_skill")]
     share = np.array([np.mean(np.array([0.1, 0.3, 0.6, 0.001, 0.001, 0.002]) > t) for t in curve["threshold"]])
@@ -141,14 +142,19 @@ def test_tables_of_the_figure_take_what_is_ready(measured, tmp_path, episode):
         save_trajectories(tmp_path / name, rows)
     arms = {"student": ["student"], "grpo": ["grpo_0", "grpo_9_0", "grpo_9_1"], "pr_opd": ["not_there_yet"]}
     paths = {arm: [tmp_path / name for name in names] for arm, names in arms.items()}
-    readers = {"tiny": measured.path, "smollm2-135m": tmp_path / "not_there_yet"}
-    tables, inputs = invisible_advantage(readers, paths)
-    assert len(inputs) == 5 and set(tables["changes"]["reader"]) == {"tiny"}
+    tables, inputs = arm_tables(paths)
+    assert len(inputs) == 4 and arm_tables({}) == ({}, [])
     curves = tables["curves"].set_index(["arm", "step"])
     assert curves["success"].to_dict() == {("student", 0): 0, ("grpo", 0): 0.5, ("grpo", 9): 1}
     assert curves["n_seeds"].to_dict() == {("student", 0): 1, ("grpo", 0): 1, ("grpo", 9): 2}
     gain = tables["gains"].set_index(["baseline", "arm"]).loc[("student", "grpo")]
     assert (gain["difference"], gain["wins"], gain["n_tasks"], gain["p"]) == (1, 2, 2, 0.5)
     assert len(tables["gains"]) == 1 and set(tables["success_by_type"]["step"]) == {0, 9}
-    first, _ = invisible_advantage(readers, {})
-    assert set(first) == {"changes", "thresholds"}
+
+
+def test_measured_tables_take_what_is_ready(measured, tmp_path):
+    readers = {"tiny": measured.path, "smollm2-135m": tmp_path / "not_there_yet"}
+    tables, inputs = measured_tables(readers)
+    assert set(tables) == {"changes", "thresholds"} and [i.path for i in inputs] == [measured.path]
+    assert set(tables["changes"]["reader"]) == {"tiny"}
+    assert measured_tables({"later": tmp_path / "not_there_yet"}) == ({}, [])

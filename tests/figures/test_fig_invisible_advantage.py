@@ -22,7 +22,7 @@ def saved(tmp_path_factory, changes, thresholds, curves):
     """Written from tables that hold more than is drawn."""
     more = pd.concat([changes, changes.assign(channel="hidden_change_centred")], ignore_index=True)
     by_class = pd.concat([thresholds, thresholds.assign(token_class="think")], ignore_index=True)
-    return write(tmp_path_factory.mktemp("figure"), INPUTS, more, by_class, curves)
+    return write(tmp_path_factory.mktemp("figure"), INPUTS, {"changes": more, "thresholds": by_class, "curves": curves})
 
 
 def test_data_beside_the_figure_is_what_is_drawn(saved, changes, thresholds, curves):
@@ -48,15 +48,16 @@ def test_record_names_script_inputs_interval_and_references(saved):
 
 
 def test_equal_tables_give_equal_bytes(saved, tmp_path, changes, thresholds, curves):
-    write(tmp_path / "again", INPUTS, changes, thresholds, curves)
+    tables = {"changes": changes, "thresholds": thresholds, "curves": curves}
+    write(tmp_path / "again", INPUTS, tables)
     for path in saved.png.parent.iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
-    other = write(tmp_path / "other", INPUTS, changes.assign(share=changes["share"] / 2), thresholds, curves)
+    other = write(tmp_path / "other", INPUTS, {**tables, "changes": changes.assign(share=changes["share"] / 2)})
     assert other.png.read_bytes() != saved.png.read_bytes()
 
 
 def test_first_figure_needs_no_training(tmp_path, changes, thresholds):
-    first = write(tmp_path, INPUTS, changes, thresholds)
+    first = write(tmp_path, INPUTS, {"changes": changes, "thresholds": thresholds})
     assert set(first.data) == {"changes", "thresholds", "paper"}
     assert not pd.read_csv(first.data["paper"])["quantity"].str.startswith("success").any()
     assert len(draw(changes, thresholds, pd.DataFrame()).axes) == 4
@@ -79,12 +80,12 @@ def test_missing_class_and_single_trajectory_are_drawn(tmp_path, changes, thresh
     few = changes[(changes["reader"] == "tiny") & (changes["token_class"] != "think")].assign(
         low=np.nan, high=np.nan, n_trajectories=1
     )
-    assert write(tmp_path, INPUTS, few, thresholds).png.stat().st_size > 0
+    assert write(tmp_path, INPUTS, {"changes": few, "thresholds": thresholds}).png.stat().st_size > 0
 
 
 def test_no_own_skill_is_refused(tmp_path, changes, thresholds):
     with pytest.raises(ValueError, match="needs change rates under own_skill"):
-        write(tmp_path, INPUTS, changes[changes["context"] == "floor"], thresholds)
+        write(tmp_path, INPUTS, {"changes": changes[changes["context"] == "floor"], "thresholds": thresholds})
 
 
 def test_style_leaves_the_callers_settings_alone():

@@ -80,8 +80,6 @@ def test_a_share_that_is_undefined_is_said_not_drawn(tmp_path, tables):
     assert write(tmp_path, INPUTS, tables).png.stat().st_size > 1000
 
 
-def test_readers_stand_in_rows_and_nothing_patched_is_an_error(tmp_path, tables):
+def test_readers_stand_in_rows(tables):
     both = {name: pd.concat([table, table.assign(reader="larger")]) for name, table in tables.items()}
     assert len(draw(both["patching"], both["logit_lens"]).axes) == 8
-    with pytest.raises(ValueError, match="needs the measure patching"):
-        write(tmp_path, INPUTS, {})
