@@ -12,6 +12,7 @@ from diagnostics.records import Provenance, Trajectory
 from diagnostics.run import diagnose, same_tokenizer
 from training.config import Config
 from training.episodes import latest_episodes, own_skills, skills_beside
+from training.judge import judged
 from training.models.load import load_policy
 from training.session import Session
 from training.subject import find_subject
@@ -59,6 +60,7 @@ def diagnose_subject(
         temperature=subject.config.sampler.temperature,
         retokenise=not same_tokenizer(tokenizer, played),
         weights=method_weights(),
+        accepted=judged(chosen),
         config=subject.config,
         args={"target": target, "reader": reader, "episodes": episodes, "max_tokens": max_tokens},
         inputs=[played] if written is None else [played, written],
