@@ -14,6 +14,8 @@ MEASURES: dict[str, str] = {
     "cka": "diagnostics.cka",
     "patching": "diagnostics.patching",
     "audit": "diagnostics.audit",
+    "gaps": "diagnostics.gaps",
+    "tokens": "diagnostics.tokens",
 }
 ALL = "all"
 
