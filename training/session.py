@@ -62,7 +62,8 @@ class Session:
     @cached_property
     def pool(self) -> Pool:
         env = self.config.env
-        return self._exit.enter_context(EnvPool(KINDS[env.kind].make_env(env), env.workers, env.timeout))
+        make_env = KINDS[env.kind].make_env(env, self.tokenizer)
+        return self._exit.enter_context(EnvPool(make_env, env.workers, env.timeout))
 
     def tasks(self, split: str) -> list[Task]:
         """All tasks of a split. Raises ValueError when they are another environment's."""

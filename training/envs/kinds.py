@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from training.config import EnvConfig
 from training.envs.alfworld import AlfworldEnv
@@ -16,14 +17,14 @@ from training.envs.games import load_tasks
 
 @dataclass(frozen=True)
 class Kind:
-    """`make_env` gives a picklable callable, for EnvPool."""
+    """`make_env` gives a picklable callable, for EnvPool, from the settings and the policy's tokenizer."""
 
     folder: Callable[[EnvConfig], Path]
     tasks: Callable[[Path, str], list[Task]]  # (folder, split) -> all tasks of the split
-    make_env: Callable[[EnvConfig], Callable[[], Env]]
+    make_env: Callable[[EnvConfig, Any], Callable[[], Env]]
 
 
-def _alfworld(env: EnvConfig) -> Callable[[], Env]:
+def _alfworld(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
     return partial(AlfworldEnv, max_turns=env.max_turns)
 
 
