@@ -4,6 +4,8 @@
 <study>/seed<s>/stage1          GRPO, once a training seed
 <study>/seed<s>/<arm>           the arm's training and its evaluations
 <study>/ablation.json           what is compared, for the tables and the figure
+
+Studies of one paper share the first two: `graph` takes their folder apart from that of the arms.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -55,6 +57,16 @@ PRESETS: dict[str, Sizes] = {
 }
 
 
+@dataclass(frozen=True)
+class Part:
+    """A study inside a graph: where its arms lie, and how its stages are called."""
+
+    study: Study
+    folder: Path
+    prefix: str = ""  # of the names of its stages
+    starred: bool = False  # also evaluate every arm with a library's skills in its prompt
+
+
 def ablate_study(
     folder: Path,
     study: Study,
@@ -72,7 +84,7 @@ def ablate_study(
     its prompt; jobs, stages at once; check, raises ValueError for the words of a training command that cannot be.
     Raises: ValueError naming the arm, before any work.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min((os.cpu_count() or 1) // max(jobs, 1), 2))))
+    share_cores(jobs)
     seeds = sizes.seeds if seeds is None else seeds
     graph = stages(folder, study, sizes, seeds, starred)
     for stage in graph:
@@ -81,11 +93,21 @@ def ablate_study(
                 check(stage.command[stage.command.index("train") + 1 :])
             except ValueError as error:
                 raise ValueError(f"study {study.name}, {stage.name.partition('-')[2]}: {error}") from error
+    write_plan(folder, study, sizes, seeds, starred)
+    return run_study(graph, folder, jobs)
+
+
+def share_cores(jobs: int) -> None:
+    """Threads of every torch process that this one starts, unless the user has set them."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min((os.cpu_count() or 1) // max(jobs, 1), 2))))
+
+
+def write_plan(folder: Path, study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> None:
+    """Write what is compared to <folder>/ablation.json."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{PLAN}.tmp"
     temporary.write_text(json.dumps(plan(study, sizes, seeds, starred), indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, folder / PLAN)
-    return run_study(graph, folder, jobs)
 
 
 def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dict[str, Any]:
@@ -95,8 +117,8 @@ def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dic
             "arm": arm.name,
             "method": arm.method,
             "settings": dict(arm.settings),
-            "start": _start(arm, sizes),
-            "steps": _steps(arm, sizes),
+            "start": first_step(arm, sizes),
+            "steps": own_steps(arm, sizes),
             "base": arm.base,
             "paper": arm.paper,
         }
@@ -108,6 +130,7 @@ def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dic
         "paper": study.paper,
         "seeds": list(seeds),
         "eval_seeds": _eval_seeds(study, sizes),
+        "unseen": study.unseen,
         "starred": starred,
         "common": dict(study.common),
         "sizes": asdict(sizes),
@@ -116,49 +139,76 @@ def plan(study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool) -> dic
 
 
 def stages(folder: Path, study: Study, sizes: Sizes, seeds: Sequence[int], starred: bool = False) -> list[Stage]:
-    """The graph in the order it runs: all arms of one training seed before the next, so that a study that is stopped
-    early still compares whole sets of arms."""
+    """The graph of one study, games and Stage I in its own folder."""
+    return graph(folder, [Part(study, folder, starred=starred)], sizes, seeds)
+
+
+def graph(shared: Path, parts: Sequence[Part], sizes: Sizes, seeds: Sequence[int]) -> list[Stage]:
+    """The stages in the order they run: all arms of one training seed before the next, so that what is stopped early
+    still compares whole sets of arms.
+
+    Args: shared, folder of the games and of Stage I, which is trained once a training seed for the arms of all parts.
+    Raises: ValueError where parts differ in a setting that Stage I has too.
+    """
+    common = parts[0].study.common
+    for part in parts[1:]:
+        if part.study.common != common:
+            names = f"{parts[0].study.name} and {part.study.name}"
+            raise ValueError(f"studies {names} cannot branch from one Stage I: their common settings differ")
     settings: dict[str, Any] = {"eval.size": sizes.panel, "eval.seed": 0, "save_every": sizes.save_every}
     settings |= dict(sizes.settings)
-    graph: list[Stage] = []
-    needs: tuple[str, ...] = ()
-    if not {"env.data", "env.kind", "recipe"} & study.common.keys():
-        games = folder / "games"
-        graph.append(Stage("games", _undertow("data", *_games(games, sizes)), games, weight=0.16 * sizes.train_games))
-        settings["env.data"], needs = games, ("games",)
-    settings |= study.common
+    found: list[Stage] = []
+    if not {"env.data", "env.kind", "recipe"} & common.keys():
+        games = shared / "games"
+        unseen = sizes.panel if any(part.study.unseen for part in parts) else 1
+        splits = {"train": sizes.train_games, "valid_seen": sizes.panel, "valid_unseen": unseen}
+        command = undertow("data", *words({"generate": "household", "out": games, **splits}))
+        found.append(Stage("games", command, games, weight=0.16 * sum(splits.values())))
+        settings["env.data"] = games
+    settings |= common
+    starts = {first_step(arm, sizes) for part in parts for arm in part.study.arms}
     for seed in seeds:
-        graph += _seed_stages(folder / f"seed{seed}", study, sizes, {**settings, "seed": seed}, needs, starred)
-    return graph
+        settings["seed"], stage1 = seed, shared / f"seed{seed}" / "stage1"
+        needs = tuple(stage.name for stage in found if stage.name == "games")
+        found.append(_stage1(stage1, sizes, settings, starts, needs))
+        for part in parts:
+            found += [stage for arm in part.study.arms for stage in _arm_stages(part, arm, sizes, settings, stage1)]
+    return found
 
 
-def _seed_stages(
-    folder: Path, study: Study, sizes: Sizes, settings: Mapping[str, Any], needs: tuple[str, ...], starred: bool
-) -> list[Stage]:
-    seed, stage1 = f"seed{settings['seed']}", folder / "stage1"
-    starts = {_start(arm, sizes) for arm in study.arms}
+def _stage1(
+    run: Path, sizes: Sizes, settings: Mapping[str, Any], starts: Collection[int], needs: tuple[str, ...]
+) -> Stage:
+    """GRPO, evaluated and saved at every step where an arm starts."""
     own: dict[str, Any] = {"steps": sizes.stage1_steps, "eval.every": math.gcd(*starts)}
     own["save_every"] = math.gcd(settings["save_every"], *starts)
-    step = 0.4 * settings["tasks_per_step"] * settings["group_size"]  # seconds
-    command = _undertow("train", *words({"out": stage1, **settings, **own}))
-    graph = [Stage(f"{seed}-stage1", command, stage1 / "checkpoints", needs, _BEGIN + step * sizes.stage1_steps)]
-    for arm in study.arms:
-        run, name, steps = folder / arm.name, f"{seed}-{arm.name}", _steps(arm, sizes)
-        checkpoint = stage1 / "checkpoints" / f"step_{_start(arm, sizes)}"
-        own = {"method": arm.method, "steps": steps, "eval.every": sizes.eval_every, "init_from": checkpoint}
-        command = _undertow("train", *words({"out": run, **settings, **own, **arm.settings}))
-        output = run / "checkpoints" / f"step_{steps}"
-        graph.append(Stage(name, command, output, (f"{seed}-stage1",), _BEGIN + 1.4 * step * steps))
-        asked = ["--seeds", ",".join(map(str, _eval_seeds(study, sizes)))]
-        if "model.device" in study.common:
-            asked += ["--device", study.common["model.device"]]
-        if len(_eval_seeds(study, sizes)) > 1:  # training has played the first
-            command = _undertow("eval", run, *asked)
-            graph.append(Stage(f"{name}-end", command, run / "trajectories", (name,), _BEGIN + step))
-        if starred:
-            command = _undertow("eval", run, *asked, "--protocol", "skill_prompt")
-            graph.append(Stage(f"{name}-starred", command, run / "trajectories", (name,), _BEGIN + step))
-    return graph
+    command = undertow("train", *words({"out": run, **settings, **own}))
+    name, weight = f"seed{settings['seed']}-stage1", _BEGIN + _step_seconds(settings) * sizes.stage1_steps
+    return Stage(name, command, run / "checkpoints", needs, weight)
+
+
+def _arm_stages(part: Part, arm: Arm, sizes: Sizes, settings: Mapping[str, Any], stage1: Path) -> list[Stage]:
+    """An arm's training, then its evaluations."""
+    seed, study, steps = f"seed{settings['seed']}", part.study, own_steps(arm, sizes)
+    run, name = part.folder / seed / arm.name, f"{part.prefix}{seed}-{arm.name}"
+    checkpoint = stage1 / "checkpoints" / f"step_{first_step(arm, sizes)}"
+    own = {"method": arm.method, "steps": steps, "eval.every": sizes.eval_every, "init_from": checkpoint}
+    command = undertow("train", *words({"out": run, **settings, **own, **arm.settings}))
+    step, output = _step_seconds(settings), run / "checkpoints" / f"step_{steps}"
+    found = [Stage(name, command, output, (f"{seed}-stage1",), _BEGIN + 1.4 * step * steps)]
+    asked = ["--seeds", ",".join(map(str, _eval_seeds(study, sizes)))]
+    if "model.device" in study.common:
+        asked += ["--device", study.common["model.device"]]
+    evaluations = {
+        "end": (len(_eval_seeds(study, sizes)) > 1, []),  # training has played the first
+        "unseen": (study.unseen, ["--panel", "valid_unseen"]),
+        "starred": (part.starred, ["--protocol", "skill_prompt"]),
+    }
+    for kind, (wanted, more) in evaluations.items():
+        if wanted:
+            command = undertow("eval", run, *asked, *more)
+            found.append(Stage(f"{name}-{kind}", command, run / "trajectories", (name,), _BEGIN + step))
+    return found
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
@@ -176,26 +226,26 @@ def words(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _games(folder: Path, sizes: Sizes) -> list[str]:
-    splits = {"train": sizes.train_games, "valid_seen": sizes.panel, "valid_unseen": 1}
-    return words({"generate": "household", "out": folder, **splits})
-
-
-def _start(arm: Arm, sizes: Sizes) -> int:
+def first_step(arm: Arm, sizes: Sizes) -> int:
     """Step of Stage I behind the arm's first weights."""
     return math.ceil(arm.start * sizes.stage1_steps)
 
 
-def _steps(arm: Arm, sizes: Sizes) -> int:
+def own_steps(arm: Arm, sizes: Sizes) -> int:
     """The arm's own training steps."""
     if arm.length == "end":  # as far as the others come
-        return sizes.stage1_steps + sizes.stage2_steps - _start(arm, sizes)
+        return sizes.stage1_steps + sizes.stage2_steps - first_step(arm, sizes)
     return math.ceil(Fraction(arm.length) * sizes.stage2_steps)
+
+
+def undertow(*given: object) -> tuple[str, ...]:
+    """A command of ours as argv."""
+    return (sys.executable, "-m", "undertow", *(str(word) for word in given))
+
+
+def _step_seconds(settings: Mapping[str, Any]) -> float:
+    return 0.4 * float(settings["tasks_per_step"] * settings["group_size"])
 
 
 def _eval_seeds(study: Study, sizes: Sizes) -> list[int]:
     return list(range(study.eval_seeds or sizes.eval_seeds))
-
-
-def _undertow(*given: object) -> tuple[str, ...]:
-    return (sys.executable, "-m", "undertow", *(str(word) for word in given))

@@ -5,6 +5,7 @@ evaluations         final, best, mean of the last three, apart         cost     
 curves, equal       success along training, at equal steps / compute   signals       losses, weights, gaps, states
 power               what so many episodes cannot show                  paper, notes  published values; what to mind
 starred             with a library's skills in the prompt
+unseen_types, unseen_differences     types (and "all") and differences on the tasks of the unseen split
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from diagnostics.artifact import MANIFEST, Artifact, load_artifact
 
 NAME = "ablation"
 STARRED = "_skill_prompt"  # how evaluations with a library's skills are named
-SIGNALS = ("loss/", "weight/", "gap/", "states/", "distill/")  # of metrics.jsonl
+UNSEEN = "valid_unseen"  # the panel of a study's second evaluation
+SIGNALS = ("loss/", "kl/", "weight/", "gap/", "states/", "distill/", "reward/success")  # of metrics.jsonl
 _SEED = 0  # of every bootstrap
 
 
@@ -56,10 +58,14 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
     starred, with_skills = _episodes(folder, plan, STARRED)
     if not starred.empty:
         tables["starred"] = _starred(episodes, starred)
+    unseen, elsewhere = _episodes(folder, plan, panel=UNSEEN) if plan.get("unseen") else (pd.DataFrame(), [])
+    if not unseen.empty:
+        tables["unseen_types"] = success_table(unseen, by=("arm",))
+        tables["unseen_differences"] = difference_table(unseen, [(arm["base"], arm["arm"]) for arm in arms])
     tables |= {"signals": signal_table(logs), "paper": paper_table(plan)}
     tables["notes"] = pd.DataFrame({"note": _notes(plan, tables)})
     tables = {name: table for name, table in tables.items() if not table.empty}
-    inputs += with_skills
+    inputs += [*with_skills, *elsewhere]
     save_tables(folder / "tables" / NAME, tables, inputs)
     return tables, inputs
 
@@ -187,7 +193,7 @@ def power_note(rate: float, episodes: int, difference: float) -> str:
 
 def signal_table(logs: Mapping[tuple[str, int], pd.DataFrame]) -> pd.DataFrame:
     """What was logged while training, step by step: arm, metric, step, value (mean over training seeds), lowest,
-    highest, n_training_seeds; losses, weights, gaps, states and what was distilled."""
+    highest, n_training_seeds; the metrics of SIGNALS (loss/kl: distance to the reference, loss/entropy: minus it)."""
     named = [log.assign(arm=arm) for (arm, _), log in logs.items()]
     log = pd.concat(named) if named else pd.DataFrame(columns=["arm", "metric", "step", "value"])
     log = log[log["metric"].str.startswith(SIGNALS) & (log["step"] > 0)]
@@ -221,6 +227,9 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     if "evaluations" in tables:
         means = tables["evaluations"]
         chosen["evaluations along training"] = means[means["training_seed"] == "mean"].drop(columns="training_seed")
+    if "unseen_differences" in tables:
+        columns = ["base", "arm", "a", "b", "difference", "low", "high", "p", "n_tasks"]
+        chosen["paired differences on the unseen split"] = tables["unseen_differences"][columns]
     if "starred" in tables:
         chosen["with a library's skills in the prompt"] = tables["starred"]
     columns = ["arm", "flops", "flops_over_base", "seconds", "seconds_over_base", "tokens_rollout", "tokens_read"]
@@ -260,15 +269,19 @@ def _grid(episodes: pd.DataFrame) -> pd.Series:
     return episodes.astype({"success": float}).groupby(keys)["success"].mean()
 
 
-def _episodes(folder: Path, plan: Mapping[str, Any], suffix: str = "") -> tuple[pd.DataFrame, list[Artifact]]:
-    """The episodes of the arms' last weights, with the columns arm and training_seed; and where they came from."""
+def _episodes(
+    folder: Path, plan: Mapping[str, Any], suffix: str = "", panel: str | None = None
+) -> tuple[pd.DataFrame, list[Artifact]]:
+    """The episodes of the arms' last weights, with the columns arm and training_seed; and where they came from.
+
+    Args: suffix, of evaluations by another protocol; panel, None for the one played along training."""
     frames, inputs = [], []
     for arm in plan["arms"]:
         for name, seed, run in _runs(folder, [arm], plan["seeds"]):
             config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-            panel = f"{config['env']['kind']}_{config['eval']['panel']}_step{arm['start'] + arm['steps']}"
+            split, step = panel or config["eval"]["panel"], arm["start"] + arm["steps"]
             for eval_seed in plan["eval_seeds"]:
-                path = run / "trajectories" / f"{panel}_seed{eval_seed}{suffix}"
+                path = run / "trajectories" / f"{config['env']['kind']}_{split}_step{step}_seed{eval_seed}{suffix}"
                 if (path / MANIFEST).is_file():
                     inputs.append(load_artifact(path, "trajectories"))
                     frames.append(episode_frame(inputs[-1], arm=name).assign(training_seed=seed))

@@ -13,7 +13,7 @@ import yaml
 
 PLAN = "ablation.json"  # of a study folder: what is compared there, in steps
 READY = Path(__file__).parent / "studies"
-_STUDY = ("about", "base", "paper", "eval_seeds", "common", "arms")
+_STUDY = ("about", "base", "paper", "eval_seeds", "unseen", "common", "arms")
 _ARM = ("method", "start", "length", "base", "paper")
 # Settled by the study, or equal in all arms, for without that the arms would not be matched.
 _OURS = ("out", "seed", "init_from", "steps", "save_every", "eval.every", "eval.seed", "config")
@@ -44,6 +44,7 @@ class Study:
     common: Mapping[str, Any] = field(default_factory=dict)
     paper: str = ""  # only published values whose source starts so
     eval_seeds: int | None = None  # None: the recipe's
+    unseen: bool = False  # whether every arm also plays tasks in rooms that no training task has
 
 
 def ready_studies() -> dict[str, Path]:
@@ -93,8 +94,11 @@ def read_study(path: Path) -> Study:
     seeds = document.get("eval_seeds")
     if seeds is not None and not (isinstance(seeds, int) and seeds > 0):
         raise ValueError(f"{where}: eval_seeds is {seeds!r}, expected how many evaluations end an arm")
+    unseen = document.get("unseen", False)
+    if not isinstance(unseen, bool):
+        raise ValueError(f"{where}: unseen is {unseen!r}, expected true or false")
     words = {name: str(document.get(name, "")).strip() for name in ("about", "paper")}
-    return Study(path.stem, found, common=common, eval_seeds=seeds, **words)
+    return Study(path.stem, found, common=common, eval_seeds=seeds, unseen=unseen, **words)
 
 
 def _arm(name: str, given: Any, base: str, where: str) -> Arm:

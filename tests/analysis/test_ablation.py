@@ -82,6 +82,7 @@ def test_arms_are_read(tmp_path):
         ("arms: {a/b: {method: grpo}}", "needs another name"),
         ("arms: {stage1: {method: grpo}}", "needs another name"),
         ("arms: {a: {method: grpo}}\neval_seeds: many", "eval_seeds is 'many'"),
+        ("arms: {a: {method: grpo}}\nunseen: 12", "unseen is 12, expected true or false"),
         ("arms: {a: [", "not YAML"),
         ("arms: !!python/object/apply:os.getcwd []", "not YAML"),
     ],
@@ -99,7 +100,7 @@ def test_unknown_study_names_the_nearest():
 
 def test_the_ready_studies_are_there():
     asked = "channels baselines pcsd-components pcsd-lambda sdar-gates sdar-beta sdar-lambda objective retrieval warmup"
-    assert set(ready_studies()) == {*asked.split(), "layers", "horizon"}
+    assert set(ready_studies()) == {*asked.split(), "layers", "horizon", "pcsd-main", "sdar-main"}
     arms = {name: {arm.name: arm for arm in find_study(name).arms} for name in ready_studies()}
     assert {arm.settings["method_config.coefficient"] for arm in arms["pcsd-lambda"].values()} == {0, 0.005, 0.01, 0.05}
     assert {arm.settings["method_config.beta"] for arm in arms["sdar-beta"].values()} == {0, 1, 5, 10}
@@ -188,6 +189,16 @@ def test_smoke_plays_nothing_twice_and_stars_are_asked_for(tmp_path):
     graph = stages(tmp_path, TWO, SMOKE, [0], starred=True)
     starred = [stage for stage in graph if stage.name.endswith("-starred")]
     assert len(starred) == 2 and all(setting(stage, "protocol") == "skill_prompt" for stage in starred)
+
+
+def test_the_unseen_split_is_generated_and_played_where_a_study_asks(tmp_path):
+    assert setting(stages(tmp_path, TWO, TINY, [0])[0], "valid-unseen") == "1"
+    found = by_name(stages(tmp_path, replace(TWO, unseen=True), TINY, [0]))
+    assert setting(found["games"], "valid-unseen") == "128" == setting(found["games"], "valid-seen")
+    for arm in ("grpo", "sdar"):
+        played = found[f"seed0-{arm}-unseen"]
+        assert setting(played, "panel") == "valid_unseen" and setting(played, "seeds") == "0,1"
+        assert played.command[4] == str(tmp_path / "seed0" / arm) and played.needs == (f"seed0-{arm}",)
 
 
 def test_own_games_and_shared_settings_hold_everywhere(tmp_path):
@@ -299,6 +310,7 @@ def folder(tmp_path, episode) -> Path:
 
 def _step(arm: str, seed: int, loss: float) -> dict[str, float]:
     step = {"tokens/rollout": 100, "tokens/train": 80, "time/rollout": 2, "time/train": 3, "time/eval": 9}
+    step |= {"kl/rollout_train": 0.5 + seed, "eval/turns": 9, "reward/success": 0.25}
     if arm == "sdar":
         step |= {"distill/tokens": 50, "time/skills": 5, "loss/sdar": loss + seed, "weight/sdar/mean": 0.5}
     return step
@@ -327,6 +339,36 @@ def test_success_and_differences_of_known_arms(folder):
     starred = tables["starred"].set_index("arm")
     assert starred.loc["grpo", ["success", "without"]].tolist() == [5 / 8, 1 / 2]
     assert starred.loc["grpo", "difference"] == pytest.approx(1 / 8)
+
+
+def test_unseen_tables_are_read_from_the_unseen_split(folder, episode):
+    path = folder / "ablation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "unseen": True}))
+    assert not any(name.startswith("unseen") for name in tabulate(folder)[0])  # nothing is played there yet
+    for arm, won in (("grpo", 2), ("sdar", 3)):
+        for seed in (0, 1):
+            played = [
+                episode(
+                    f"u{i}", i < won, seed=seed, step=6, split="valid_unseen", task_type="heat" if i % 2 else "pick"
+                )
+                for i in range(4)
+            ]
+            run = folder / "seed0" / arm  # one training seed is enough
+            save_trajectories(run / "trajectories" / f"household_valid_unseen_step6_seed{seed}", played)
+    tables, inputs = tabulate(folder)
+    assert len(inputs) == 16 + 4
+    types = tables["unseen_types"].set_index(["arm", "type"])
+    assert types["success"].to_dict() == {
+        ("grpo", "heat"): 1 / 2, ("grpo", "pick"): 1 / 2, ("grpo", "all"): 1 / 2,
+        ("sdar", "heat"): 1 / 2, ("sdar", "pick"): 1.0, ("sdar", "all"): 3 / 4,
+    }  # fmt: skip
+    assert types.loc[("sdar", "all"), ["n_episodes", "n_tasks"]].tolist() == [8, 4]
+    row = tables["unseen_differences"].iloc[0]
+    assert (row["base"], row["arm"], row["difference"], row["wins"], row["losses"]) == ("grpo", "sdar", 0.25, 1, 0)
+    assert list(tables["unseen_types"]) == list(tables["types"])
+    assert list(tables["unseen_differences"]) == list(tables["differences"])
+    assert tables["success"].set_index("arm")["success"].to_dict() == {"grpo": 0.5, "sdar": 11 / 16}  # as before
+    assert "paired differences on the unseen split" in summary(tables)
 
 
 def test_final_best_and_mean_stand_apart(folder):
@@ -369,7 +411,10 @@ def test_signals_are_means_over_seeds(folder):
     loss = signals[signals["metric"] == "loss/sdar"].set_index("step")
     assert loss["value"].to_dict() == {1: 1.5, 2: 1.0}
     assert loss.loc[1, ["lowest", "highest", "n_training_seeds"]].tolist() == [1, 2, 2]
-    assert set(signals["metric"]) == {"loss/sdar", "weight/sdar/mean", "distill/tokens"}
+    both = {"kl/rollout_train", "reward/success"}
+    assert set(signals["metric"]) == {"loss/sdar", "weight/sdar/mean", "distill/tokens", *both}
+    assert set(signals.loc[signals["metric"].isin(both), "arm"]) == {"grpo", "sdar"}
+    assert set(signals.loc[signals["metric"] == "kl/rollout_train", "value"]) == {1.0}  # mean of 0.5 and 1.5
     ends = signal_ends(signals).set_index("metric").loc["loss/sdar"]
     assert (ends["first"], ends["last"], ends["mean"]) == (1.5, 1.0, 1.25)
 
