@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from os.path import commonprefix
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -156,9 +155,9 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         return pieces
     pieces, settled = [], 0
     for count in range(1, len(ids) + 1):  # what the first tokens say and the rest leaves as it is
-        added = commonprefix([decode(tokenizer, ids[:count])[settled:], whole[settled:]])
-        pieces.append(added)
-        settled += len(added)
+        beside = zip(decode(tokenizer, ids[:count])[settled:], whole[settled:], strict=False)
+        pieces.append("".join(said for said, _ in takewhile(lambda pair: pair[0] == pair[1], beside)))
+        settled += len(pieces[-1])
     return pieces
 
 
