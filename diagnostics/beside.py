@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagnostics.capture.hf import layer_names
+from diagnostics.capture import CaptureStates, layer_names
 from diagnostics.forward import Against, Context, Divergence, Output, read_contexts, reading_mode
 from diagnostics.paired import PairedSegment, student_context, teacher_context
 from diagnostics.passes import PairedPass, student_pass, with_teacher
@@ -27,6 +27,7 @@ def run_beside(
     divergence: Divergence | Literal["none"] = "none",
     extra_layers: Sequence[str] = (),
     outputs: Mapping[str, Output] = MappingProxyType({}),
+    capture: CaptureStates | None = None,
 ) -> Iterator[tuple[str, PairedPass]]:
     """Reads some students once, in one forward, and behind them the teachers of each context, one forward a context.
 
@@ -46,7 +47,8 @@ def run_beside(
             raise ValueError(f"context {name!r} does not pair the students of the first context; read it apart")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
     layers = (*blocks, *extra_layers)
-    read = partial(read_contexts, model, temperature=temperature, layers=layers, at=states == "at", outputs=outputs)
+    asked: dict[str, Any] = {"layers": layers, "at": states == "at", "outputs": outputs, "capture": capture}
+    read = partial(read_contexts, model, temperature=temperature, **asked)
     students = [student_context(pair) for pair in first]
     teachers = {name: [teacher_context(pair) for pair in others] for name, others in pairs.items()}
     batched = [context for name, contexts in teachers.items() if name not in alone for context in contexts]

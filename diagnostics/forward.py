@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diagnostics.capture.hf import capture_states, output_head
+from diagnostics.capture import CaptureStates, capture_states
+from diagnostics.capture.hf import output_head
 
 LOGIT_ELEMENTS = 2**25  # logits of one piece of the head, 128 MB in fp32
 CACHED_ELEMENTS = 2**19  # of those that a CPU works through at a time: functions of them then run in its cache
@@ -77,11 +78,13 @@ def read_contexts(
     entropy: bool = False,
     against: Against | None = None,
     outputs: Mapping[str, Output] = MappingProxyType({}),
+    capture: CaptureStates | None = None,
 ) -> Reading:
     """One forward over right-padded contexts, at least `width` wide.
 
     Args: at, states at the response tokens instead of before them; against, the other branch, whose full
-    distribution this one's is compared with; outputs, what is kept of each token's full distribution.
+    distribution this one's is compared with; outputs, what is kept of each token's full distribution; capture, of
+    another backend (None: the forward hooks); the head is the model's own in any case.
     """
     device = next(model.parameters()).device
     width = max(width, *(len(context.ids) for context in contexts))
@@ -101,9 +104,10 @@ def read_contexts(
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    capture = capture_states(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
-    final = capture.final[:count]
-    states = {name: states[-count:] for name, states in capture.states.items()}
+    read = capture or capture_states
+    found = read(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
+    final = found.final[:count]
+    states = {name: states[-count:] for name, states in found.states.items()}
     scored = _score(model, final, tensor(targets), temperature, entropy, against, outputs)
     logprobs, entropies, divergences, values = scored
     return Reading(logprobs, entropies, divergences, states, final, values)

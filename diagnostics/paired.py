@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from diagnostics.capture.hf import layer_names
+from diagnostics.capture import CaptureStates, layer_names
 from diagnostics.forward import Against, Context, Divergence, Output, Reading, read_contexts, reading_mode
 from diagnostics.passes import PairedPass, student_pass, with_teacher
 from diagnostics.records import Segment, Trajectory
@@ -131,6 +131,7 @@ def run_pairs(
     outputs: Mapping[str, Output] = MappingProxyType({}),
     micro_batch_tokens: int | None = None,
     pad_to_teacher: bool | None = None,
+    capture: CaptureStates | None = None,
 ) -> PairedPass:
     """Reads both contexts of each pair, gathered to the response tokens before the head is applied.
 
@@ -143,17 +144,20 @@ def run_pairs(
     name -> function of the full distribution of each branch, see forward.Output;
     micro_batch_tokens, padded tokens of one forward (None: one forward; never changes the order of the results);
     pad_to_teacher, run the student at its teacher's padded shape (None: where a teacher is read), so that nothing
-    but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit.
+    but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit; capture, of
+    another backend, which has no gradients (None: the forward hooks).
     Returns a PairedPass. Branches without a graph are read in eval mode.
-    Raises ValueError on no pairs, or a temperature that is not positive.
+    Raises ValueError on no pairs, a temperature that is not positive, or gradients asked of another backend.
     """
     if not pairs:
         raise ValueError("run_pairs got no pairs; see the counts of build_pairs for what was left out")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}; read greedy replies at 1.0")
+    if student_grad and capture is not None:
+        raise ValueError("gradients flow through the forward hooks alone; read the student through the hf backend")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
-    layers = (*blocks, *extra_layers)
-    read = partial(read_contexts, temperature=temperature, layers=layers, at=states == "at", outputs=outputs)
+    asked: dict[str, Any] = {"layers": (*blocks, *extra_layers), "at": states == "at", "outputs": outputs}
+    read = partial(read_contexts, temperature=temperature, capture=capture, **asked)
     student_contexts = [student_context(pair) for pair in pairs]
     teacher_contexts = [teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher

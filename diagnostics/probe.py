@@ -6,7 +6,7 @@ groups, scaler fitted on the training part, control labels under the same protoc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +34,19 @@ class Probe:
     p_max: float  # corrected for having looked at all layers, or at all output features
 
 
-def probe(labels: Labels, readers: Sequence[Reader], rng: np.random.Generator, device: torch.device) -> list[Probe]:
+def probe(
+    labels: Labels,
+    readers: Sequence[Reader],
+    rng: np.random.Generator,
+    device: torch.device,
+    report: Callable[[int], object] = lambda done: None,
+) -> list[Probe]:
     """Every reader on the same labels, folds, control labels and permutations.
 
     accuracy = mean credit of the held-out samples; selectivity = accuracy - control accuracy; p compares the balanced
     accuracy (where classes differ in size, accuracy alone rewards an answer that never changes).
     Source: PR-OPD Fig. 5; selectivity Hewitt & Liang 2019; the protocol is ours, none is published.
-    Args: device, of the solver.
+    Args: device, of the solver; report, called with the number of readers that are done.
     Raises: NotEstimable with the reason.
     Departures: control labels are held out by group as all labels are, so they cannot be memorised: they stay at
     chance unless something leaks. Permutations are fitted at the C that the real labels chose in each fold.
@@ -58,6 +64,7 @@ def probe(labels: Labels, readers: Sequence[Reader], rng: np.random.Generator, d
         count = reading.credit.shape[1]
         balanced[index, :count] = balanced_accuracy(reading.credit, values[:, :count], k)
         readings.append(Reading(reading.credit[:, :tuned], reading.chosen, reading.unconverged))
+        report(len(readings))
     p, p_max = np.full((2, len(readers)), np.nan)
     for hidden in (True, False):
         family = [i for i, r in enumerate(readers) if (r.features == "hidden") == hidden and not r.network]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
@@ -22,6 +22,7 @@ from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.probe import Probe, probe
 from diagnostics.probe_labels import Labels, NotEstimable, own_labels, student_labels
 from diagnostics.probe_readers import Reader, components
+from diagnostics.progress import progress
 from diagnostics.records import Provenance
 
 CONTEXTS = ("own_skill", "other_skill")  # whose teacher branch is read
@@ -140,10 +141,13 @@ class ProbeStream:
         students = [(key, self.student[key]) for key in alone]
         left_out = len(self.own.keys() & self.other.keys()) - len(both), len(self.student) - len(alone)
 
-        tables = _Tables(self.subject)
-        tables.add(own_labels(both, trajectories, group), "teacher", pairs, left_out[0])
-        for labels in student_labels(alone, trajectories):
-            tables.add(labels, "student", students, left_out[1])
+        asked = [(own_labels(both, trajectories, group), "teacher", pairs, left_out[0])]
+        asked += [(labels, "student", students, left_out[1]) for labels in student_labels(alone, trajectories)]
+        tables, done = _Tables(self.subject), 0
+        with progress("probe", sum(len(readers_of(samples)) for _, _, samples, _ in asked)) as report:
+            for labels, branch, samples, without in asked:
+                tables.add(labels, branch, samples, without, lambda read, done=done: report(done + read))
+                report(done := done + len(readers_of(samples)))
         return {
             "probe": to_table(tables.probes, PROBE_COLUMNS),
             "probe_classes": to_table(tables.classes, CLASS_COLUMNS),
@@ -213,8 +217,18 @@ class _Tables:
         self.classes: list[dict[str, Any]] = []
         self.trajectories: list[dict[str, Any]] = []
 
-    def add(self, labels: Labels, branch: str, samples: Sequence[tuple[_Key, _Turn]], left_out: int) -> None:
-        """Probes one set of labels with every reader; a set that cannot be probed is one row with the reason."""
+    def add(
+        self,
+        labels: Labels,
+        branch: str,
+        samples: Sequence[tuple[_Key, _Turn]],
+        left_out: int,
+        report: Callable[[int], object],
+    ) -> None:
+        """Probes one set of labels with every reader; a set that cannot be probed is one row with the reason.
+
+        Args: report, called with the number of readers that are done.
+        """
         counts = np.bincount(labels.value, minlength=len(labels.classes))
         common = {
             "labels": labels.name,
@@ -233,7 +247,7 @@ class _Tables:
             self.classes.append({"labels": labels.name, "class": kind, "n_samples": int(mine.sum()), **distinct})
         rng = np.random.default_rng([self.seed, zlib.crc32(labels.name.encode())])
         try:
-            probes = probe(labels, readers_of(samples), rng, self.device)
+            probes = probe(labels, readers_of(samples), rng, self.device, report)
         except NotEstimable as reason:
             self.probes.append({**common, "features": "", "layer": "", "not_estimable": str(reason)})
             return

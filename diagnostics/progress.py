@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 VARIABLE = "UNDERTOW_PROGRESS"  # path of the file a study reads
 _LINE_EVERY = 10.0  # seconds between plain lines
+
+_shown: list[Any] = []  # the terminal's display, while there is one
 
 Report = Callable[..., None]  # report(step, success=0.42): step counts finished units
 
@@ -20,7 +23,8 @@ def progress(stage: str, total: int) -> Iterator[Report]:
     """Yields report(step, **values), to be called after every finished unit of work.
 
     Under a study (the variable names a file) each call appends one JSON line {stage, step, total, ...values};
-    in a terminal it moves a bar; otherwise it prints a line at most every ten seconds and at the end.
+    in a terminal it moves a bar; otherwise it prints a line at most every ten seconds and at the end. What is begun
+    inside another one stands below it.
     """
     path = os.environ.get(VARIABLE)
     if path:
@@ -67,7 +71,12 @@ def _bar(stage: str, total: int) -> Iterator[Report]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[values]}"), console=Console(stderr=True)) as bar:
+    with ExitStack() as stack:
+        if not _shown:  # a terminal has room for one display
+            display = Progress(*columns, TextColumn("{task.fields[values]}"), console=Console(stderr=True))
+            _shown.append(stack.enter_context(display))
+            stack.callback(_shown.clear)
+        bar = _shown[0]
         task = bar.add_task(stage, total=total, values="")
         yield lambda step, **values: bar.update(task, completed=step, values=_describe(values))
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,9 @@ import torch
 
 from diagnostics.artifact import Artifact, save_artifact, to_table
 from diagnostics.beside import run_beside
+from diagnostics.capture import CaptureStates
+from diagnostics.capture import backend as capture_backend
+from diagnostics.capture.parity import beginnings, parity, parity_remark
 from diagnostics.contexts import contexts_for
 from diagnostics.measure import Subject, WeightFn, merged
 from diagnostics.measures import measures as chosen_measures
@@ -27,6 +31,7 @@ from diagnostics.render import segment_from_turns
 from diagnostics.subsets import TURN_TOKENS, prepared_segments, single_turns
 
 UNCUT = 2**31 - 1
+HF = "hf"  # the backend of the forward hooks, which every other one is held against
 
 
 def diagnose(
@@ -44,6 +49,8 @@ def diagnose(
     micro_batch_tokens: int = 4096,
     temperature: float = 1.0,
     retokenise: bool = False,
+    backend: str = "hf",
+    remarks: Sequence[str] = (),
     weights: Mapping[str, WeightFn] = MappingProxyType({}),
     accepted: Mapping[str, Sequence[bool | None]] = MappingProxyType({}),
     **manifest: Any,
@@ -60,14 +67,17 @@ def diagnose(
     "all"; max_tokens, tokens of a segment that are read (response tokens behind it are counted as cut; None: all);
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
-    another tokenizer: read the texts instead, see same_tokenizer; weights, token weights by method name, for measures
-    that compare methods; accepted, by trajectory id and turn, whether an expert accepts the command; provenance, its
-    seed also seeds the contexts; manifest, further arguments of save_artifact.
-    Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts.
-    Raises: ValueError on an unknown name, a context in which no pair is left, or no turn short enough for a measure
-    that needs one.
+    another tokenizer: read the texts instead, see same_tokenizer; backend, of capture.BACKENDS, reads the states for
+    all streams; remarks, sentences about what is read; weights, token weights by method name, for measures that compare
+    methods; accepted, by trajectory id and turn, whether an expert accepts the command; provenance, its seed also seeds
+    the contexts; manifest, further arguments of save_artifact.
+    Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts; `remarks`
+    of its manifest are those given and what is to be said about the backend.
+    Raises: ValueError on an unknown name, a backend that is not installed, a context in which no pair is left, or no
+    turn short enough for a measure that needs one.
     """
     chosen = chosen_measures(measures)
+    capture = None if backend == HF else capture_backend(backend)
     needs = merged([m.needs for m in chosen if m.start is not None])
     first = tuple(name for name in needs.first if name in contexts)
     order = tuple(dict.fromkeys([*first, *contexts]))
@@ -92,10 +102,14 @@ def diagnose(
     subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights, *known)
     started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
     options: dict[str, Any] = {"states": "before" if needs.states else "none", "temperature": temperature}
-    options |= {"extra_layers": needs.extra_layers, "outputs": needs.outputs}
+    options |= {"extra_layers": needs.extra_layers, "outputs": needs.outputs, "capture": capture}
     prepared = [stream for stream, its in started if its.prepare]
     students, _ = build_pairs(tokenizer, prepared_segments(rows) if prepared else [], None, "none", limit)
     done, total = 0, len(students) + sum(_n_paired(of_context) for of_context in pairs.values()) * bool(started)
+    compared, said = [], [*remarks]
+    if capture is not None:
+        compared, about = _compared(model, rows, backend, capture, provenance, [m.name for m in chosen if m.direct])
+        said += about
     with progress("diagnose", total) as report, torch.no_grad():
         for batch in _batches([len(pair.student_ids) for pair in students], micro_batch_tokens):
             some = [students[index] for index in batch]
@@ -109,9 +123,33 @@ def diagnose(
                     for stream, _ in started:
                         stream.update(beside[name], passed)
                     report(done := done + len(beside[name]))
-    results = [stream.result(provenance) for stream, _ in started]
-    results += [m.direct(subject, turns, provenance) for m in chosen if m.direct is not None]
-    return _save(out, results, counts, provenance, manifest)
+    tasks = [partial(stream.result, provenance) for stream, _ in started]
+    tasks += [partial(m.direct, subject, turns, provenance) for m in chosen if m.direct is not None]
+    results = list(compared)
+    with progress("measures", len(tasks)) as report:  # those that take long report their own progress inside
+        for task in tasks:
+            results.append(task())
+            report(len(results) - len(compared))
+    return _save(out, results, counts, provenance, {"backend": backend, "remarks": said}, manifest)
+
+
+def _compared(
+    model: Any,
+    rows: Sequence[tuple[Trajectory, Segment]],
+    backend: str,
+    capture: CaptureStates,
+    provenance: Provenance,
+    direct: Sequence[str],
+) -> tuple[list[dict[str, pa.Table]], list[str]]:
+    """How far another backend lies from the forward hooks here, and what is to be said about it."""
+    ids, mask = beginnings([segment for _, segment in prepared_segments(rows)])
+    device = next(model.parameters()).device
+    table = parity(model, ids.to(device), mask.to(device), {backend: capture}, provenance)
+    remarks = [parity_remark(backend, table, int(mask.sum()))]
+    if direct:
+        named = ", ".join(direct)
+        remarks.append(f"Measures that run the model themselves read it through {HF}, not {backend}: {named}.")
+    return [{"measurements": table}], remarks
 
 
 def same_tokenizer(tokenizer: Any, trajectories: Artifact) -> bool:
@@ -199,6 +237,7 @@ def _save(
     results: Sequence[Mapping[str, pa.Table]],
     counts: Mapping[str, Mapping[str, int]],
     provenance: Provenance,
+    extra: Mapping[str, Any],
     manifest: dict[str, Any],
 ) -> Artifact:
     source = dataclasses.asdict(provenance)
@@ -219,6 +258,6 @@ def _save(
         **{
             "seeds": [provenance.seed],
             **manifest,
-            "extra": {"provenance": dataclasses.asdict(provenance), **manifest.get("extra", {})},
+            "extra": {"provenance": dataclasses.asdict(provenance), **extra, **manifest.get("extra", {})},
         },
     )

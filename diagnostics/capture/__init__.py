@@ -2,9 +2,9 @@
 
     capture_states(model, ids, attention_mask, layers, select) -> Capture
 
-`hf` (forward hooks) is the reference and the fastest, the only one through which gradients flow; `transformer_lens`
-and `nnsight` read the same Hugging Face model through those libraries; `vllm` reads a vLLM engine. Layer names,
-positions and shapes are the same from each.
+Each is given the live Hugging Face model and leaves it as it is. `hf` (forward hooks) is the reference and the fastest,
+the only one through which gradients flow; `transformer_lens` and `nnsight` read a twin of it through those libraries;
+`vllm` reads a vLLM engine that is opened on its weights. Layer names, positions and shapes are the same from each.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["BACKENDS", "Capture", "CaptureStates", "backend", "capture_states", 
 
 CaptureStates = Callable[..., Capture]  # (model, ids, attention_mask, layers, select)
 
-BACKENDS: dict[str, tuple[str, str, str]] = {  # name -> our module, the library it needs, the extra that brings it
-    "hf": ("hf", "transformers", ""),
-    "transformer_lens": ("lens", "transformer_lens", "backends"),
-    "nnsight": ("nnsight", "nnsight", "backends"),
-    "vllm": ("vllm", "vllm", "cluster"),
+BACKENDS: dict[str, tuple[str, str, str]] = {  # name -> our module, the library it needs, what pip installs
+    "hf": ("hf", "transformers", "transformers"),
+    "transformer_lens": ("lens", "transformer_lens", '"undertow[backends]"'),
+    "nnsight": ("nnsight", "nnsight", '"undertow[backends]"'),
+    "vllm": ("vllm", "vllm", "vllm"),
 }
 
 
@@ -38,10 +38,8 @@ def backend(name: str) -> CaptureStates:
         near = difflib.get_close_matches(name, BACKENDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"backends are {', '.join(BACKENDS)}"
         raise ValueError(f"unknown backend {name!r}; {hint}")
-    module, library, extra = BACKENDS[name]
+    module, library, package = BACKENDS[name]
     if find_spec(library) is None:
-        raise ValueError(
-            f'backend {name!r} needs {library}, which is not installed: run pip install "undertow[{extra}]"'
-        )
+        raise ValueError(f"backend {name!r} needs {library}, which is not installed: run pip install {package}")
     capture: CaptureStates = import_module(f"diagnostics.capture.{module}").capture_states
     return capture

@@ -41,6 +41,11 @@ def find_blocks(model: Any) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"{type(model).__name__} holds no list of {count} decoder blocks; it is not a model we can read")
 
 
+def weight_versions(model: Any) -> list[int]:
+    """A list that changes whenever a weight is changed in place, as an optimiser does it."""
+    return [weight._version for weight in model.parameters()]
+
+
 def output_head(model: Any) -> nn.Module:
     """The module that turns what `Capture.final` holds into logits. Raises ValueError where more is done to them."""
     config = model.config.get_text_config()

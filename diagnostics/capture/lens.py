@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, mask_and_positions
+from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, mask_and_positions, weight_versions
 
 # live model -> the state of its weights when it was copied, and the bridge on the copy
 _bridges: WeakKeyDictionary[Any, tuple[list[int], Any]] = WeakKeyDictionary()
@@ -66,7 +66,7 @@ def capture_states(
 
 
 def _bridge(model: Any) -> Any:
-    weights = [weight._version for weight in model.parameters()]  # counts the in-place changes of each
+    weights = weight_versions(model)
     if model not in _bridges or _bridges[model][0] != weights:
         _bridges.pop(model, None)  # frees the former copy first
         twin = copy.deepcopy(model).eval()

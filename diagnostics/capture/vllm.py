@@ -1,14 +1,16 @@
 """Log-probs of a vLLM server or engine, and hidden states of an engine in this process.
 
 vLLM gives the log-probs of a prompt to anyone who asks (`prompt_logprobs`). States it does not hand out; where the
-model runs in this process `LLM.apply_model` lets us put hooks on it. vLLM keeps the residual stream in two parts: what
-a block returns is (change, residual), and the state is their sum.
+model runs in this process `LLM.apply_model` lets us put hooks on it. A live model is read through an engine that is
+opened on its weights. vLLM keeps the residual stream in two parts: what a block returns is (change, residual), and the
+state is their sum.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,14 +18,19 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, find_blocks
+from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, find_blocks, weight_versions
 
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # "0": the engine, and with it the model, runs in the caller's process
+FREE_SHARE = 0.8  # of a GPU's memory that is free when an engine is opened beside a live model
+
+# live model -> the state of its weights when the engine was opened, and the engine
+_engines: WeakKeyDictionary[Any, tuple[list[int], Any]] = WeakKeyDictionary()
 
 
 def open_engine(folder: str, dtype: str = "auto", **options: Any) -> Any:
@@ -49,9 +56,13 @@ def capture_states(
 ) -> Capture:
     """The states of hf.capture_states, read from a vLLM engine row by row; places of pads are zero.
 
-    Source: ours. Args: model, an engine of open_engine; the others and Returns: see hf.capture_states.
+    There are no gradients.
+    Source: ours. Args: model, an engine of open_engine, or a live model: its engine is opened once, and again after the
+    weights have changed; the others and Returns: see hf.capture_states.
     Raises ValueError on an unknown layer, or where the engine's model is out of reach.
     """
+    if hasattr(model, "save_pretrained"):
+        model = _engine(model)
     if not hasattr(model, "apply_model"):
         what = "a vLLM server" if isinstance(model, str) else f"a {type(model).__name__}"
         raise ValueError(
@@ -77,9 +88,9 @@ def capture_states(
             handle.remove()
 
     def place(name: str) -> Tensor:
-        width = rows[0][name].shape[-1]
-        states = rows[0][name].new_zeros(*ids.shape, width)
-        states[attention_mask.bool().to(states.device)] = torch.cat([row[name] for row in rows])
+        real = torch.cat([row[name] for row in rows]).to(ids.device)
+        states = real.new_zeros(*ids.shape, real.shape[-1])
+        states[attention_mask.bool()] = real
         return states if select is None else states[select]
 
     return Capture(place("final_norm"), {name: place(name) for name in names})
@@ -109,6 +120,21 @@ def token_logprobs(
             "first token"
         )
     return chosen
+
+
+def _engine(model: Any) -> Any:
+    """The engine on a live model's weights, in their dtype."""
+    weights = weight_versions(model)
+    if model not in _engines or _engines[model][0] != weights:
+        _engines.pop(model, None)  # frees the former one first
+        options = {}
+        if model.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(model.device)
+            options["gpu_memory_utilization"] = FREE_SHARE * free / total
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            _engines[model] = weights, open_engine(folder, str(model.dtype).removeprefix("torch."), **options)
+    return _engines[model][1]
 
 
 def _real(ids: Tensor, mask: Tensor) -> list[list[int]]:

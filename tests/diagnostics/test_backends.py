@@ -30,9 +30,9 @@ BOUND = 1e-4  # relative, fp32
 
 
 def _unless_installed(library: str) -> Any:
-    extra = next(extra for _, needed, extra in BACKENDS.values() if needed == library)
+    package = next(package for _, needed, package in BACKENDS.values() if needed == library)
     absent = importlib.util.find_spec(library) is None
-    return pytest.mark.skipif(absent, reason=f'{library} is not installed (pip install "undertow[{extra}]")')
+    return pytest.mark.skipif(absent, reason=f"{library} is not installed (pip install {package})")
 
 
 OTHERS = [pytest.param(name, marks=_unless_installed(name)) for name in ("transformer_lens", "nnsight")]
@@ -195,13 +195,14 @@ def test_a_backend_is_found_by_name_or_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("transformer_lens", "backends"), ("nnsight", "backends"), ("vllm", "cluster")]
+    ("name", "package"),
+    [("transformer_lens", r'"undertow\[backends\]"'), ("nnsight", r'"undertow\[backends\]"'), ("vllm", "vllm")],
 )
 def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
     monkeypatch.setattr("diagnostics.capture.find_spec", lambda library: None)
-    with pytest.raises(ValueError, match=rf"{name}.* is not installed: run pip install \"undertow\[{extra}\]\""):
+    with pytest.raises(ValueError, match=rf"'{name}' needs .* is not installed: run pip install {package}$"):
         backend(name)
 
 
@@ -373,8 +374,60 @@ def test_an_engine_out_of_reach_is_named(engine: Any, monkeypatch: pytest.Monkey
     monkeypatch.delenv(vllm_backend.IN_PROCESS)
     with pytest.raises(ValueError, match="runs in another process: open it with open_engine"):
         vllm_backend.capture_states(made, ids, mask)
-    with pytest.raises(ValueError, match="a GPT2LMHeadModel gives no hidden states to the vllm backend"):
-        vllm_backend.capture_states(model_of("gpt2"), ids, mask)
+    with pytest.raises(ValueError, match="a Linear gives no hidden states to the vllm backend"):
+        vllm_backend.capture_states(nn.Linear(1, 1), ids, mask)
+
+
+def test_a_live_model_is_read_through_an_engine_that_is_opened_on_its_weights(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def open_engine(folder: str, dtype: str, **options: Any) -> Any:
+        twin = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        opened.append(SimpleNamespace(folder=folder, dtype=dtype, options=options, twin=twin))
+        opened[-1].engine = _HFEngine(twin)
+        return opened[-1].engine
+
+    monkeypatch.setattr(vllm_backend, "open_engine", open_engine)
+    model = tiny_model("gpt2")
+    for _ in range(2):
+        assert max(measured(model, *ragged("left"), {"vllm": vllm_backend.capture_states}).values()) <= BOUND
+    (one,) = opened
+    assert one.dtype == "float32" and one.options == {} and not Path(one.folder).exists()
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    assert max(measured(model, *ragged("left"), {"vllm": vllm_backend.capture_states}).values()) <= BOUND
+    assert len(opened) == 2
+
+
+class _Replay(nn.Module):
+    def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
+        return leaving
+
+
+class _HFEngine:
+    """An engine that computes what a Hugging Face model does, on rows of tokens without a batch axis."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.inner = model, nn.Module()
+        self.inner.config = model.config
+        self.inner.layers = nn.ModuleList(_Replay() for _ in decoder_blocks(model))
+        self.inner.norm = _Replay()
+
+    def apply_model(self, function: Any) -> list[Any]:
+        return [function(self.inner)]
+
+    @torch.no_grad()
+    def generate(self, rows: list[list[int]]) -> None:
+        for row in rows:
+            ids = torch.tensor([row])
+            states = [
+                state[0] for state in capture_states(self.model, ids, torch.ones_like(ids), "all").states.values()
+            ]
+            for block, (entering, leaving) in zip(self.inner.layers, pairwise(states), strict=True):
+                block(entering, leaving)
+            self.inner.norm(states[-1], capture_states(self.model, ids, torch.ones_like(ids)).final[0])
 
 
 @_unless_installed("vllm")
