@@ -104,7 +104,7 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
 
 def _layers(axes: Axes, table: pd.DataFrame, labels: str, blocks: int) -> None:
     colour = LABELS[labels][1]
-    _layer_ticks(axes, blocks)
+    _layer_ticks(axes, blocks, beside=labels == OWN)
     line = table[table["features"] == "hidden"]
     if line.empty:
         _reason(axes, table)
@@ -114,7 +114,7 @@ def _layers(axes: Axes, table: pd.DataFrame, labels: str, blocks: int) -> None:
     axes.plot(x, line["control_accuracy"], color=colour, linestyle=_DASHES, linewidth=0.8)
     axes.axhline(line["majority"].iloc[0], color=GREY, linestyle=_DOTS, linewidth=1.0, zorder=1)
     _above_chance(axes, [place for place, p in zip(x, line["p_max"], strict=True) if p < ALPHA], colour)
-    axes.set_xlabel(f"layer ({int(line['n_samples'].max())} turns)\n{_best(line)}")
+    axes.set_xlabel(f"layer ({int(line['n_samples'].max())} turns)\n{_best(line)}", size=6.3)
 
 
 def _outputs(axes: Axes, table: pd.DataFrame) -> None:
@@ -158,12 +158,12 @@ def _reason(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_xlabel("layer")
 
 
-def _layer_ticks(axes: Axes, blocks: int) -> None:
-    """Blocks by number, the embedding as e, the state after the final norm as n."""
+def _layer_ticks(axes: Axes, blocks: int, beside: bool) -> None:
+    """Blocks by number, the embedding as e, the state after the final norm as n; room for marks beside them."""
     whole = [int(t) for t in MaxNLocator(5, integer=True).tick_values(0, blocks) if 0 <= t <= blocks]
     ticks = {-_gap(blocks): "e", **{t: str(t) for t in whole}, blocks + _gap(blocks): "n"}
     axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set_xlim(-1.5 * _gap(blocks), blocks + 3 * _gap(blocks))
+    axes.set_xlim(-1.5 * _gap(blocks), blocks + (3 if beside else 1.5) * _gap(blocks))
 
 
 def _place(layer: str, blocks: int) -> float:
