@@ -16,6 +16,8 @@ MEASURES: dict[str, str] = {
     "audit": "diagnostics.audit",
     "gaps": "diagnostics.gaps",
     "tokens": "diagnostics.tokens",
+    "perturbation": "diagnostics.perturbation",
+    "agreement": "diagnostics.agreement",
 }
 ALL = "all"
 

@@ -28,7 +28,7 @@ from diagnostics.paired import PairedSegment, build_pairs, run_pairs
 from diagnostics.progress import progress
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, Segment, Trajectory, measurement
 from diagnostics.render import segment_from_turns
-from diagnostics.subsets import TURN_TOKENS, prepared_segments, single_turns
+from diagnostics.subsets import TURN_TOKENS, cut_segment, prepared_segments, single_turns
 
 UNCUT = 2**31 - 1
 HF = "hf"  # the backend of the forward hooks, which every other one is held against
@@ -106,7 +106,8 @@ def diagnose(
     prepared = [stream for stream, its in started if its.prepare]
     students, _ = build_pairs(tokenizer, prepared_segments(rows) if prepared else [], None, "none", limit)
     done, total = 0, len(students) + sum(_n_paired(of_context) for of_context in pairs.values()) * bool(started)
-    compared, said = [], [*remarks]
+    compared: list[dict[str, pa.Table]] = []
+    said = [*remarks]
     if capture is not None:
         compared, about = _compared(model, rows, backend, capture, provenance, [m.name for m in chosen if m.direct])
         said += about
@@ -173,18 +174,13 @@ def _segments(
         segments: Sequence[Segment] = trajectory.segments
         if retokenise:
             segments = segment_from_turns(tokenizer, trajectory, UNCUT) if trajectory.turns else []
-        cut = [_cut(segment, max_tokens) for segment in segments]
+        cut = [cut_segment(segment, max_tokens) for segment in segments]
         kept = [(trajectory, segment) for segment in cut if segment.response_mask.any()]
         rows += kept
         before, after = (sum(int(s.response_mask.sum()) for s in group) for group in (segments, cut))
         dropped["cut_tokens"] += before - after
         dropped["trajectories_without_tokens"] += not kept
     return rows, dict(dropped)
-
-
-def _cut(segment: Segment, max_tokens: int | None) -> Segment:
-    arrays = ("ids", "response_mask", "turn", "token_class", "rollout_logprobs")
-    return dataclasses.replace(segment, **{name: getattr(segment, name)[:max_tokens] for name in arrays})
 
 
 def _turns(pairs: Mapping[str, Sequence[PairedSegment]], names: Sequence[str]) -> tuple[dict, int]:

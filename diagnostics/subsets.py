@@ -21,6 +21,12 @@ def prepared_segments(rows: Sequence[tuple[Trajectory, Segment]]) -> list[tuple[
     return sorted(rows, key=lambda row: _hash(row[0].id))[:PREPARED]
 
 
+def cut_segment(segment: Segment, tokens: int | None) -> Segment:
+    """The first tokens of a segment; all of them for None."""
+    arrays = ("ids", "response_mask", "turn", "token_class", "rollout_logprobs")
+    return replace(segment, **{name: getattr(segment, name)[:tokens] for name in arrays})
+
+
 def single_turns(pairs: Mapping[str, Sequence[PairedSegment]]) -> tuple[dict[str, list[PairedSegment]], int]:
     """The first 24 single turns of at most 256 tokens, in the order of the hash of trajectory id and turn.
 
