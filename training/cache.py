@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -10,3 +13,25 @@ def cache_dir() -> Path:
     """$UNDERTOW_CACHE, else undertow/ in the user's cache folder."""
     chosen = os.environ.get("UNDERTOW_CACHE")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "undertow")
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """`folder`, which is complete when it is there; otherwise `make` fills a new one beside it, which is then renamed.
+
+    Of processes that ask at the same time one makes it and the others wait.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies lets go of it
+        if not folder.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                partial.mkdir()
+                make(partial)
+                os.replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder

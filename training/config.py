@@ -11,15 +11,26 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
+class SearchConfig:
+    """What a search of Search-QA finds."""
+
+    retriever: str | None = None  # address of a retrieval server, or a passage file; None: BM25 over those of env.data
+    passages: int = 3  # of one search
+    passage_tokens: int = 160  # of the policy, after which a passage is cut
+    timeout: float = 8.0  # seconds of one request to a server
+
+
+@dataclass(frozen=True)
 class EnvConfig:
-    kind: Literal["household", "alfworld"] = "household"
-    data: str | None = None  # folder with games; None: generated (household) or $ALFWORLD_DATA (alfworld)
+    kind: Literal["household", "alfworld", "searchqa"] = "household"
+    data: str | None = None  # folder with games; None: generated, or $ALFWORLD_DATA (alfworld)
     split: str = "train"
     max_turns: int = 50
     history: int = 2  # previous turns shown under `windowed`
     show_admissible: bool = True  # list the admissible commands in the prompt
     workers: int = 2
     timeout: float = 60.0  # seconds a reset or a step may take
+    search: SearchConfig = field(default_factory=SearchConfig)
 
 
 @dataclass(frozen=True)

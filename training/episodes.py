@@ -191,7 +191,10 @@ def _panel_name(session: Session) -> str:
 def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact | None, trials: int) -> dict[str, Any]:
     """All that decides what the episodes are."""
     config = session.config
+    search = config.env.search
+    found = {"search": [search.retriever, search.passages, search.passage_tokens]}  # what a search answers
     return {
+        **(found if config.env.kind == "searchqa" else {}),
         "evaluation": evaluation,
         "trials": trials,
         "policy": policy_digest(session.model),

@@ -14,7 +14,7 @@ from training.config import RECIPES, Config
 from training.method import is_loaded, load_method
 
 # What may change when a run is continued: its length, and what never changes a result.
-FREE = ("steps", "save_every", "env.workers", "env.timeout", "optim.micro_batch_tokens")
+FREE = ("steps", "save_every", "env.workers", "env.timeout", "env.search.timeout", "optim.micro_batch_tokens")
 
 T = TypeVar("T")
 

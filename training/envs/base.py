@@ -27,7 +27,7 @@ class Step:
     reward: float = 0.0
     done: bool = False
     won: bool = False
-    score: float | None = None  # 0 to 1, of the finished episode, where the environment grades it beside `won`
+    score: float | None = None  # 0 to 1, of the episode if it ended here, where it is graded beside `won`
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class EnvError:
     task_id: str
     call: str  # "reset" | "step"
     reason: str
+
+
+class OutsideError(Exception):
+    """Something outside of an environment failed, a server it asks: an error of the episode, no fault of its task."""
 
 
 @runtime_checkable

@@ -13,6 +13,9 @@ from training.envs.alfworld import AlfworldEnv
 from training.envs.base import Env, Task
 from training.envs.folders import games_folder
 from training.envs.games import load_tasks
+from training.envs.questions import load_questions
+from training.envs.search_folders import search_folder
+from training.envs.search_qa import make_search_qa
 
 
 @dataclass(frozen=True)
@@ -31,4 +34,5 @@ def _alfworld(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
 KINDS: dict[str, Kind] = {
     "household": Kind(games_folder, load_tasks, _alfworld),
     "alfworld": Kind(games_folder, load_tasks, _alfworld),
+    "searchqa": Kind(search_folder, load_questions, make_search_qa),
 }

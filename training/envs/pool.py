@@ -1,8 +1,9 @@
 """Environments in worker processes: a time limit per call, quarantine of games that hang or crash, nothing leaked.
 
 A slot is one live episode and belongs to worker `slot % workers`. A call that fails ends its episode as an EnvError
-and puts its task into quarantine; the other episodes of a killed worker are replayed in a fresh one, which gives the
-same state because the engines are deterministic. No answer depends on the number of workers.
+and puts its task into quarantine, unless something outside failed (OutsideError); the other episodes of a killed worker
+are replayed in a fresh one, which gives the same state because the engines are deterministic. No answer depends on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from training.envs.base import Env, EnvError, Step, Task
-from training.envs.worker import start_worker
+from training.envs.worker import Failure, start_worker
 
 START_TIMEOUT = 300.0  # seconds for importing the engine and creating the first environment, on a loaded machine
 CLOSE_TIMEOUT = 2.0  # seconds for all workers to end by themselves before they are killed
@@ -186,8 +187,8 @@ class EnvPool:
                 raise RuntimeError(f"an environment worker could not create its environment: {reply}")
         elif call.slot not in self._episodes:
             pass  # it failed earlier in this replay
-        elif isinstance(reply, str):
-            self._fail_episode(call, reply)
+        elif isinstance(reply, Failure):
+            self._fail_episode(call, reply.reason, reply.outside)
         elif call.expected is None:
             steps[call.slot] = reply
             self._episodes[call.slot].history.append((call, reply))
@@ -196,10 +197,12 @@ class EnvPool:
         elif reply != call.expected:
             self._fail_episode(call, "the replay in a fresh worker gave another answer")
 
-    def _fail_episode(self, call: _Call, reason: str) -> None:
+    def _fail_episode(self, call: _Call, reason: str, outside: bool = False) -> None:
         task = self._episodes.pop(call.slot).task
         error = self._errors[call.slot] = EnvError(task.id, call.name, reason)
-        if task.id not in self._failures:
+        if outside:
+            logger.warning("the episode of task %s ended: %s: %s", task.id, call.name, reason)
+        elif task.id not in self._failures:
             self._failures[task.id] = error
             logger.warning("task %s is in quarantine: %s: %s", task.id, call.name, reason)
 

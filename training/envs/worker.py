@@ -7,11 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from training.envs.base import Env, Step, Task
+from training.envs.base import Env, OutsideError, Step, Task
 
 CONTEXT = get_context("spawn")  # our own context: works whatever start method another library has set
 # One thread a worker (several would fight for the cores); one hash seed, so that an engine that iterates over sets
@@ -19,11 +20,19 @@ CONTEXT = get_context("spawn")  # our own context: works whatever start method a
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a call raised; `outside`: the task is not to blame."""
+
+    reason: str
+    outside: bool = False
+
+
 def start_worker(make_env: Callable[[], Env]) -> tuple[BaseProcess, Connection]:
     """A new worker and our end of its pipe.
 
     The worker first sends None (ready) or the reason why it could not create its environment. Then it takes lists of
-    (slot, task to reset or action to step) and answers each call with a Step, or with the reason of its failure.
+    (slot, task to reset or action to step) and answers each call with a Step or a Failure.
     """
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_serve, args=(theirs, make_env), daemon=True)
@@ -78,7 +87,7 @@ def _serve(connection: Connection, make_env: Callable[[], Env]) -> None:
 
 def _answer(
     active: dict[int, Env], free: list[Env], make_env: Callable[[], Env], slot: int, argument: Task | str
-) -> Step | str:
+) -> Step | Failure:
     """One call. Environments are costly to create: one whose episode is over waits in `free` for the next."""
     try:
         if isinstance(argument, Task):
@@ -91,7 +100,7 @@ def _answer(
         return step
     except Exception as error:
         active.pop(slot, None)  # its state is unknown: neither reused nor asked to close itself
-        return _describe(error)
+        return Failure(_describe(error), isinstance(error, OutsideError))
 
 
 def _describe(error: Exception) -> str:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from training.skills.schema import GENERAL, MISTAKES, Library, Mistake, Rule, entries, validate
 
-PACKAGED = {"alfworld": "alfworld", "household": "alfworld", "webshop": "webshop", "search_qa": "search_qa"}
+PACKAGED = {"alfworld": "alfworld", "household": "alfworld", "webshop": "webshop"}
+PACKAGED |= {"searchqa": "search_qa", "search_qa": "search_qa"}
 MAPPING = "skill_mapping.json"
 SECTIONS = ("task_specific_skills", "query_type_skills")
 
