@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from diagnostics.artifact import to_table
 from diagnostics.measure import Measure, Needs, Subject
 from diagnostics.paired import PairedPass, PairedSegment
-from diagnostics.records import Provenance, TokenClass, Trajectory
+from diagnostics.records import Provenance, Trajectory
 from diagnostics.weighing import TurnGaps, weigh
 
 CONTEXT = "own_skill"
@@ -46,20 +46,14 @@ class Agreement:
 
     subject: Subject
     seen: TurnGaps = field(default_factory=TurnGaps)
-    actions: dict[tuple[str, int], Bool[np.ndarray, "m"]] = field(default_factory=dict)  # trajectory, turn
 
     def prepare(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
         """Nothing is needed in advance."""
 
     def update(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
-        """Adds the gaps of a batch, and which of its tokens belong to an action."""
-        if pairs[0].context != CONTEXT:
-            return
-        self.seen.add(pairs, passed)
-        for pair in pairs:
-            for turn in np.unique(pair.turn).tolist():
-                mine = pair.token_class[pair.turn == turn] == TokenClass.ACTION
-                self.actions[pair.trajectory_id, turn] = mine
+        """Adds the gaps of a batch under the own skill."""
+        if pairs[0].context == CONTEXT:
+            self.seen.add(pairs, passed)
 
     def result(self, provenance: Provenance) -> dict[str, pa.Table]:
         """Table agreement: a row for each trajectory, method and bin of weights that holds a token, and one for each
@@ -101,7 +95,7 @@ class Agreement:
 
     def _actions(self, trajectory: Trajectory, turns: Sequence[int], chosen: Sequence[bool]) -> Bool[np.ndarray, "M"]:
         """Which tokens of the turns belong to an action of a chosen one."""
-        found = [self.actions[trajectory.id, turn] & mine for turn, mine in zip(turns, chosen, strict=True)]
+        found = [self.seen.actions[trajectory.id][turn] & mine for turn, mine in zip(turns, chosen, strict=True)]
         return np.concatenate([np.zeros(0, bool), *found])
 
 

@@ -47,6 +47,8 @@ PERTURBATION_COLUMNS = {
     "method": "string",
     "weight_own": "float64",  # mean over the response tokens
     "weight_perturbed": "float64",
+    "action_weight_own": "float64",  # mean over the action tokens among them; null where there is none
+    "action_weight_perturbed": "float64",
     "quality_own": "float64",  # nats, mean log-prob of the action tokens of the other episode
     "quality_perturbed": "float64",
     "n_tokens": "int64",  # response tokens behind the weights
@@ -163,10 +165,15 @@ class Perturbation:
             fault = next((each.undefined for each in read if each.undefined), "")
             common |= {"mate": mate.id, "n_action_tokens": read[0].n_tokens}
             common |= {"quality_own": read[0].value, "quality_perturbed": read[1].value}
+        action = np.concatenate([self.seen.actions[trajectory.id][turn] for turn in turns])
         rows = []
         for name in self.subject.weights:
-            means = {"weight_own": float(own[name].mean()), "weight_perturbed": float(perturbed[name].mean())}
+            means = {"weight_own": own[name].mean(), "weight_perturbed": perturbed[name].mean()}
             finite = np.isfinite([*means.values()]).all()
+            if action.any():
+                means |= {"action_weight_own": own[name][action].mean()}
+                means |= {"action_weight_perturbed": perturbed[name][action].mean()}
+            means = {column: float(mean) for column, mean in means.items()}
             rows.append({**common, **means, "method": name, "undefined": fault if finite else NOT_FINITE})
         return rows
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from diagnostics.measure import WeightFn
 from diagnostics.paired import PairedPass, PairedSegment
+from diagnostics.records import TokenClass
 
 
 @dataclass
 class TurnGaps:
-    """The gap of every response token, by context and trajectory, then by turn.
+    """The gap of every response token, by context and trajectory, then by turn, and which tokens are the action's.
 
     A method may weigh a token by its whole episode (sod: by the first turn), whose segments come in different batches;
-    so the gaps are kept, 4 bytes a token and context, a fraction of what the trajectory itself takes.
+    so the gaps are kept, 4 bytes a token and context, less than what the trajectory itself takes.
     """
 
     gaps: dict[tuple[str, str], dict[int, Float[np.ndarray, "m"]]] = field(default_factory=dict)  # nats, float32
+    actions: dict[str, dict[int, Bool[np.ndarray, "m"]]] = field(default_factory=dict)  # by trajectory, then by turn
 
     def add(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
         """Adds a batch of pairs, each with a teacher."""
@@ -31,10 +32,12 @@ class TurnGaps:
         start = 0
         for pair in pairs:
             turns = self.gaps.setdefault((pair.context, pair.trajectory_id), {})
-            for turn, tokens in groupby(pair.turn.tolist()):
-                end = start + len(list(tokens))
-                turns[turn] = gaps[start:end].copy()
-                start = end
+            actions = self.actions.setdefault(pair.trajectory_id, {})
+            for turn in np.unique(pair.turn).tolist():
+                mine = np.flatnonzero(pair.turn == turn)
+                turns[turn] = gaps[start + mine]
+                actions[turn] = pair.token_class[mine] == TokenClass.ACTION
+            start += len(pair.turn)
 
 
 def weigh(

@@ -93,8 +93,10 @@ def test_both_differences_are_those_of_plain_forwards(tmp_path: Path, windowed: 
             passed = run_pairs(tiny_model(layers=2), pairs)
             gap = passed.teacher_logprobs - passed.student_logprobs
             turn = torch.from_numpy(np.concatenate([pair.turn for pair in pairs]))
-            expected = weight(gap, turn, torch.zeros_like(turn)).mean()
-            assert row[f"weight_{branch}"] == pytest.approx(expected.item(), abs=1e-5)
+            expected = weight(gap, turn, torch.zeros_like(turn)).numpy()
+            action = np.concatenate([pair.token_class for pair in pairs]) == TokenClass.ACTION
+            assert row[f"weight_{branch}"] == pytest.approx(expected.mean(), abs=1e-5)
+            assert row[f"action_weight_{branch}"] == pytest.approx(expected[action].mean(), abs=1e-5)
             assert row[f"quality_{branch}"] == pytest.approx(plain_quality(plays[1], text), abs=1e-5)
         assert row["n_tokens"] == plays[0].n_tokens
         assert row["n_action_tokens"] == len("look") + len("go to desk 1")
