@@ -9,8 +9,10 @@ Source: ours.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +25,7 @@ from training.envs.rooms import keyed_generator
 SIZES = {"train": 512, "valid_seen": 128, "valid_unseen": 128}  # questions of a split, unless asked otherwise
 HOPS = ("one_hop", "two_hop")  # data sets of the questions: as many of each
 FAMILY, WORKS = 3, 2  # people of one name, works of one author
-
-_FIRST = (
-    "Ada Bela Cara Dora Emil Fritz Gerda Hugo Ines Jonas Karl Lena Mara Nils Olga Petra Rosa Sven Tilda Viktor"
-).split()
-_ONSETS = "Bar Cor Dal Fen Gar Hal Jor Kel Lom Mar Nor Pel Ros Sel Tor Vel".split()
-_FAMILY = "dan dik gan lin mek nov rik sen tan vik zar mund".split()
-_CITY = "burg ford mere stad wick haven dale port field minster ham gate".split()
-_COUNTRY = "ia onia avia land stan ora una este ara ique aland imark".split()
-_COLOURS = (
-    "Amber Black Blue Broken Bright Cold Dark Empty First Frozen Golden Green Grey Hidden Hollow Last Lost Old Pale "
-    "Quiet Red Silent Silver White"
-).split()
-_THINGS = (
-    "Bell Bridge Castle Clock Door Forest Garden Harbour Island Lantern Letter Mirror Mountain Orchard River Road Sea "
-    "Shore Stair Star Storm Tower Valley Window Winter Wolf"
-).split()
-_WORK = ("novel", "play", "poem", "opera")
+PARTS = Path(__file__).parent / "data" / "fact_world.json"  # of names
 
 
 @dataclass(frozen=True)
@@ -103,16 +89,22 @@ def generate(folder: Path, sizes: dict[str, int] | None = None, *, seed: int = 0
     return folder
 
 
+@lru_cache(maxsize=1)
+def parts() -> dict[str, list[str]]:
+    """What names are made of."""
+    return json.loads(PARTS.read_text(encoding="utf-8"))
+
+
 def _entities(split: str, questions: int, seed: int) -> Iterator[Entity]:
     """People, cities and works of a split; four people in five wrote something."""
-    rng = keyed_generator("world", seed, split)
-    onsets = _share(_ONSETS, split)
-    families = _names(onsets, _FAMILY, max(3, questions // 12), rng, split)
-    cities = _names(onsets, _CITY, max(4, questions // 16), rng, split)
-    countries = _names(onsets, _COUNTRY, max(3, questions // 64), rng, split)
-    people = [f"{name} {family}" for family in families for name in _choose(_FIRST, FAMILY, rng)]
+    rng, names = keyed_generator("world", seed, split), parts()
+    onsets = _share(names["onsets"], split)
+    families = _names(onsets, names["family"], max(3, questions // 12), rng, split)
+    cities = _names(onsets, names["city"], max(4, questions // 16), rng, split)
+    countries = _names(onsets, names["country"], max(3, questions // 64), rng, split)
+    people = [f"{name} {family}" for family in families for name in _choose(names["first"], FAMILY, rng)]
     authors = people[: max(2, len(people) * 4 // 5)]
-    titles = [f"The {colour} {thing}" for colour in _share(_COLOURS, split) for thing in _THINGS]
+    titles = [f"The {colour} {thing}" for colour in _share(names["colours"], split) for thing in names["things"]]
     titles = _choose(titles, min(len(authors) * WORKS, len(titles)), rng)
     for city in cities:
         country, river = _pick(countries, rng), _pick(onsets, rng).lower()
@@ -124,7 +116,7 @@ def _entities(split: str, questions: int, seed: int) -> Iterator[Entity]:
         text = f"{person} was born in {city} in {year}, was taught by {teacher} and died in {left}."
         yield Entity("person", person, {"birthplace": city, "teacher": teacher, "year": year}, text)
     for number, title in enumerate(titles):
-        author, kind = authors[number % len(authors)], _pick(_WORK, rng)
+        author, kind = authors[number % len(authors)], _pick(names["works"], rng)
         text = f"{title} is a {kind} by {author}. It was first shown in {_pick(cities, rng)}."
         yield Entity("work", title, {"author": author}, text)
 

@@ -32,7 +32,7 @@ def fact_world_folder(out: Path | None = None, sizes: Mapping[str, int] | None =
     Raises: ValueError where `out` is there already with something else.
     """
     wanted = {**fact_world.SIZES, **(sizes or {})}
-    source = Path(fact_world.__file__).read_bytes()  # what another version made is another world
+    source = Path(fact_world.__file__).read_bytes() + fact_world.PARTS.read_bytes()  # another version, another world
     recipe = {"sizes": wanted, "seed": seed, "generator": hashlib.sha256(source).hexdigest()}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     text = json.dumps(recipe, indent=1) + "\n"

@@ -7,6 +7,7 @@ import re
 _SEEN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\. In it, you see) ([^.]*)\.")
 _CLOSED = re.compile(r"The ([a-z]+ \d+) is closed")
 _THING = re.compile(r"\ban? ([a-z]+ \d+)")
+_RETRIEVED = re.compile(r"<information>(.*)</information>", re.DOTALL)
 _ARRIVAL = re.compile(r"^You arrive at [^.]*\.\s*")
 
 
@@ -29,9 +30,11 @@ def closed(observation: str) -> str | None:
 def brief(observation: str, task: str | None = None) -> str:
     """An observation in few words, each thing with its place: "a mug 1 in shelf 2, a cd 1 in shelf 2".
 
-    Texts that show no receptacle are kept, but for "You arrive at X."
+    Texts that show no receptacle are kept, but for "You arrive at X."; passages that were retrieved lose their tags.
     Args: task, a task sentence: things that it does not name are left out.
     """
+    if retrieved := _RETRIEVED.fullmatch(observation):
+        return " ".join(retrieved[1].split())
     named = None if task is None else set(re.findall(r"[a-z]+", task.lower()))
     seen: list[str] = []
     for place, inside in contents(observation).items():
