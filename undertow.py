@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from training import options
 from training.options import (
@@ -97,11 +96,10 @@ def diagnose(words: Sequence[str]) -> int:
         out=given.out,
     )
     if {"change", "all"} & set(measures):
-        from analysis.frames import measurement_frame
+        from analysis.measured import measured_tables
         from analysis.plain import print_table
-        from analysis.tables import change_table
 
-        table = change_table(measurement_frame(artifact, artifact.path.name))
+        table = measured_tables({artifact.path.name: artifact.path})[0]["changes"]
         shown = table[table["channel"].isin(("hidden_change", "output_change"))]
         names = ["channel", "token_class", "context", "share", "low", "high", "threshold", "n_tokens", "n_trajectories"]
         print_table(shown[names], "tokens that change more than the 99th percentile under an unrelated text")
@@ -110,16 +108,23 @@ def diagnose(words: Sequence[str]) -> int:
 
 
 def figures(words: Sequence[str]) -> int:
-    folder = _folder(Figures(), words, "undertow figures")
-    from analysis import ablation_tables, invisible_advantage
+    from training.arguments import parse
 
-    study = ablation_tables if (folder / ablation_tables.PLAN).is_file() else invisible_advantage
-    _draw(folder, *study.tabulate(folder))
+    given = parse(Figures(), words, "undertow figures")
+    folder = _folder(given.target)
+    from figures.publish import publish, redraw
+
+    if given.only:
+        redraw(folder, given.only)
+    else:
+        publish(folder)
     return 0
 
 
 def report(words: Sequence[str]) -> int:
-    folder = _folder(Report(), words, "undertow report")
+    from training.arguments import parse
+
+    folder = _folder(parse(Report(), words, "undertow report").target)
     from analysis.report import report_run
 
     print(f"report: {report_run(folder)}")
@@ -203,22 +208,21 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def reproduce(words: Sequence[str]) -> int:
-    from training.arguments import parse
+    from training.arguments import numbers, parse
 
     given = parse(Reproduce(), words, "undertow reproduce")
-    from analysis import invisible_advantage
-    from analysis.invisible_advantage import NAME, PRESETS, reproduce_study
-    from training.settings import suggestion
+    from analysis.reproduce import ALL, chosen_studies, reproduce_study
+    from figures.publish import publish
 
-    if given.target != NAME:
-        raise ValueError(f"there is no study {given.target!r}; {suggestion(str(given.target), [NAME])}")
-    if given.recipe not in PRESETS:
-        raise ValueError(f"there is no recipe {given.recipe!r} of {NAME}; {suggestion(given.recipe, PRESETS)}")
-    folder = Path(given.out or f"runs/{NAME}")
-    code = reproduce_study(folder, PRESETS[given.recipe], given.seed)
-    if code != 130 and (folder / "policy" / "measurements").is_dir():
-        _conclude(folder, invisible_advantage)
-    return code
+    seeds, target = numbers(given.seed, "--seed"), str(given.target)
+    out, codes = Path(given.out or f"runs/{target}"), [0]
+    for name in chosen_studies(target, given.recipe, seeds):
+        folder = out / name if target == ALL else out
+        codes.append(reproduce_study(name, folder, given.recipe, seeds, given.jobs))
+        if codes[-1] == 130:
+            return 130
+        publish(folder, printed=True, failed=bool(codes[-1]))
+    return max(codes)
 
 
 def ablate(words: Sequence[str]) -> int:
@@ -226,7 +230,6 @@ def ablate(words: Sequence[str]) -> int:
     from training.settings import suggestion
 
     given = parse(options.Ablate(), words, "undertow ablate")
-    from analysis import ablation_tables
     from analysis.ablation import PRESETS, ablate_study
     from analysis.arms import find_study
 
@@ -237,8 +240,10 @@ def ablate(words: Sequence[str]) -> int:
     folder = Path(given.out or f"runs/{study.name}-{given.recipe}")
     check = partial(check_training, Train(), given.method)
     code = ablate_study(folder, study, sizes, seeds, starred=given.starred, jobs=given.jobs, check=check)
-    if code != 130 and ablation_tables.has_results(folder):
-        _conclude(folder, ablation_tables)
+    if code != 130:
+        from figures.publish import publish
+
+        publish(folder, printed=True, failed=bool(code))
     return code
 
 
@@ -300,34 +305,6 @@ def main() -> int:
         return 2
 
 
-def _conclude(folder: Path, study: Any) -> None:
-    """Print and draw what a study came to."""
-    from analysis.plain import print_table
-
-    tables, inputs = study.tabulate(folder)
-    for title, table in study.summary(tables).items():
-        print_table(table, title)
-    _draw(folder, tables, inputs)
-
-
-def _draw(folder: Path, tables: Mapping[str, Any], inputs: Sequence[Any]) -> None:
-    """The figure that the tables are for, and the report of whatever there is."""
-    from analysis.report import report_run
-    from figures import fig_ablation, fig_invisible_advantage
-
-    digests = {str(artifact.path): artifact.digest for artifact in inputs}
-    if "success" in tables:
-        saved = fig_ablation.write(folder / "figures", digests, tables)
-        print(f"\nfigure: {saved.png}")
-    elif "changes" in tables:
-        drawn = (tables["changes"], tables["thresholds"], tables.get("curves"))
-        saved = fig_invisible_advantage.write(folder / "figures", digests, *drawn)
-        print(f"\nfigure: {saved.png}")
-    else:
-        print("there are no change rates yet, which figure 1 needs: `undertow diagnose`", file=sys.stderr)
-    print(f"report: {report_run(folder)}")
-
-
 def _verify(given: Doctor) -> int:
     """The doctor's look at the methods; 1 when one of them is off."""
     import pandas as pd
@@ -346,13 +323,10 @@ def _verify(given: Doctor) -> int:
     return int(not all(off.within(tolerance) for off in found))
 
 
-def _folder(default: Figures | Report, words: Sequence[str], program: str) -> Path:
-    from training.arguments import parse
-
-    folder = Path(parse(default, words, program).target)
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; give a run or a study")
-    return folder
+def _folder(target: str) -> Path:
+    if not Path(target).is_dir():
+        raise ValueError(f"there is no folder {target}; give a run or a study")
+    return Path(target)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,14 @@ def save_tables(path: Path, tables: Mapping[str, pd.DataFrame], inputs: Sequence
     return save_artifact(path, "table", tables=rows, inputs=inputs)
 
 
+def load_tables(path: Path) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+    """The tables that save_tables wrote, by name, and the artifacts they were made from: path -> digest."""
+    saved = load_artifact(path, "table")
+    names = [name.removesuffix(".parquet") for name in saved.names if name.endswith(".parquet")]
+    inputs = {str(path / entry["path"]): entry["digest"] for entry in saved.manifest["inputs"]}
+    return {name: saved.table(name).to_pandas() for name in names}, inputs
+
+
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """(key as a mapping, rows) of each group, in order of first appearance; one group for no key."""
     if not by:

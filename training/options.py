@@ -61,9 +61,10 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class Figures:
-    """Draw the figures of a run or a study from its artifacts, and write report.html."""
+    """Draw the figures of a run or a study from its artifacts, and write claims.json and report.html."""
 
     target: Positional[Annotated[str, arg(metavar="RUN", help="folder of a run or a study")]] = ""
+    only: str = ""  # beginning of a figure's name, e.g. fig5: drawn from the stored tables, and nothing else
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,11 @@ class Build:
 class Reproduce:
     """Run a whole study; stopped and repeated, it goes on where it was."""
 
-    target: Positional[Annotated[str, arg(metavar="STUDY", help="invisible-advantage")]] = ""
+    target: Positional[Annotated[str, arg(metavar="STUDY", help="invisible-advantage, pcsd, sdar or all")]] = ""
     recipe: str = "tiny"  # sizes of the stages
     out: str | None = None  # folder; None: runs/<study>
-    seed: int = 0
+    seed: str = "0"  # of training; of pcsd and sdar also several, e.g. 0,1,2
+    jobs: int = 1  # stages of pcsd and sdar that run at once and share the cores
 
 
 @dataclass(frozen=True)
