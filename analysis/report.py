@@ -1,20 +1,19 @@
-"""One self-contained HTML page a run: figures, tables, configuration, digests, and what must be said beside them."""
+"""One self-contained HTML page a run or study: what was found, what it rests on, and what must be said beside it."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 
+from analysis.card import reproduction_card
+from analysis.claims import COLUMNS, NAME
+from analysis.findings import findings
 from analysis.frames import artifacts, metrics_frame
-from analysis.plain import SHARES
+from analysis.page import Page, write_report
+from analysis.token_page import TABLES, token_views
 from diagnostics.artifact import MANIFEST, load_artifact
 
 TINY = (
@@ -27,67 +26,51 @@ SMOLLM = (
 )
 ONE_SEED = "One training seed: the intervals cover evaluation (tasks and evaluation seeds), not training."
 PAPER = "Marks of the papers were measured on other models and environments, with thresholds that are not published."
-_ROWS = 60  # of a table on the page; curves have hundreds and are drawn
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a report shows; `figures` are PNG files, `inputs` rows of (kind, path, digest)."""
-
-    title: str
-    warnings: Sequence[str] = ()
-    figures: Sequence[Path] = ()
-    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Sequence[tuple[str, str, str]] = ()
-    samples: Sequence[tuple[str, str]] = ()  # (where from, teacher's prompt)
-
-
-def write_report(path: Path, page: Page) -> Path:
-    """Write the page as one HTML file that needs no other file and no network. Returns the path."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["cell"] = _cell
-    html = environment.from_string(_TEMPLATE).render(
-        page=page,
-        images=[(figure.stem, base64.b64encode(figure.read_bytes()).decode()) for figure in page.figures],
-        tables=[
-            (name, list(frame.columns), frame.head(_ROWS).to_numpy(dtype=object), len(frame))
-            for name, frame in page.tables.items()
-        ],
-        config=json.dumps(page.config, indent=1, ensure_ascii=False) if page.config else "",
-    )
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(html, encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+_NUMBERS = (
+    "value",
+    "low",
+    "high",
+    "published_low",
+    "published_high",
+)  # of a claim; null in the file where there is none
 
 
 def report_run(run: Path) -> Path:
-    """report.html of a run or study folder, from what lies in it: tables, figures, config.json, metrics.jsonl.
+    """report.html of a run or study folder, from what lies in it: tables, figures, claims.json, tokens, settings.
 
-    Raises: ValueError when the folder holds none of these.
+    Raises: ValueError when the folder holds none of these, or a broken claims.json.
     """
     tables = {
         f"{artifact.path.relative_to(run)}: {Path(name).stem}": artifact.table(Path(name).stem).to_pandas()
         for artifact in artifacts(run, "table")
         for name in artifact.names
-        if name.endswith(".parquet")
+        if name.endswith(".parquet") and Path(name).stem not in TABLES
     }
-    if (run / "metrics.jsonl").is_file():
-        metrics = metrics_frame(run)
-        tables["training metrics"] = final_and_best(metrics)
-        if len(skills := skill_hits(metrics)):
-            tables["skills that reached the context"] = skills
+    training = _training(run)
     figures = sorted(path.with_suffix(".png") for path in (run / "figures").glob("*.json"))
     config = json.loads((run / "config.json").read_text()) if (run / "config.json").is_file() else {}
-    if not (tables or figures or config):
+    claims = _claims(run / f"{NAME}.json")
+    tokens, left_out = token_views(run)
+    if not (tables or figures or config or training or tokens or claims is not None):
         raise ValueError(f"nothing to report in {run}: no tables, figures, metrics.jsonl or config.json")
     manifests = [load_artifact(path.parent) for path in sorted(run.rglob(MANIFEST))]
-    inputs = [(artifact.kind, str(artifact.path.relative_to(run)), artifact.digest) for artifact in manifests]
     notes = [name for name in tables if name.endswith(": notes")]  # what a study says about itself
     said = [note for name in notes for note in tables.pop(name)["note"]]
-    warnings = [*said, *_warnings(tables), *_unfinished(run)]
-    page = Page(run.resolve().name, warnings, figures, tables, config, inputs, _samples(run))
+    page = Page(
+        title=run.resolve().name,
+        found=findings({name.rpartition(": ")[2]: frame for name, frame in tables.items()}, claims),
+        warnings=[*said, *_warnings(tables), *_unfinished(run)],
+        claims=claims,
+        figures=figures,
+        tokens=tokens,
+        left_out=left_out,
+        training=training,
+        tables=tables,
+        samples=_samples(run),
+        card=reproduction_card(run, manifests),
+        config=config,
+        inputs=[(artifact.kind, str(artifact.path.relative_to(run)), artifact.digest) for artifact in manifests],
+    )
     return write_report(run / "report.html", page)
 
 
@@ -113,6 +96,26 @@ def skill_hits(metrics: pd.DataFrame) -> pd.DataFrame:
         if name.startswith("skills/hit/") or name in names
     ]
     return pd.DataFrame(rows, columns=["task_type", "share"])
+
+
+def _training(run: Path) -> dict[str, pd.DataFrame]:
+    if not (run / "metrics.jsonl").is_file():
+        return {}
+    metrics = metrics_frame(run)
+    tables = {"training metrics": final_and_best(metrics), "skills that reached the context": skill_hits(metrics)}
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _claims(path: Path) -> pd.DataFrame | None:
+    """The claims that analysis.claims.write_claims left; None where there are none."""
+    if not path.is_file():
+        return None
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        claims = pd.DataFrame(rows)[COLUMNS] if rows else None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no claims ({error}); remove it and run `undertow figures` again") from None
+    return claims if claims is None else claims.astype(dict.fromkeys(_NUMBERS, float))
 
 
 def _samples(run: Path) -> list[tuple[str, str]]:
@@ -148,84 +151,3 @@ def _unfinished(run: Path) -> list[str]:
         for name, record in stages.items()
         if record["state"] not in ("done", "running")  # the stage that writes the report is running
     ]
-
-
-def _cell(value: Any, column: str) -> str:
-    if value is None or (isinstance(value, float) and value != value):
-        return "–"
-    if column in SHARES and isinstance(value, int | float):
-        return f"{100 * value:.1f} %"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-_TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ page.title }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-img { width: 100%; max-width: 62rem; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem .15rem 0; text-align: left; white-space: nowrap; border-bottom: 1px solid #eee; }
-th { color: #666; font-weight: 600; }
-.wide { overflow-x: auto; max-height: 32rem; }
-.warnings { background: #fff6e0; border-left: 4px solid #e69f00; padding: .5rem 1rem .5rem 2rem; }
-pre, code { font: .8rem ui-monospace, monospace; }
-</style>
-</head>
-<body>
-<h1>{{ page.title }}</h1>
-{% if page.warnings %}
-<ul class="warnings">
-{% for warning in page.warnings %}
-<li>{{ warning }}</li>
-{% endfor %}
-</ul>
-{% endif %}
-{% for name, image in images %}
-<h2>{{ name }}</h2>
-<img alt="{{ name }}" src="data:image/png;base64,{{ image }}">
-{% endfor %}
-{% for name, columns, rows, length in tables %}
-<h2>{{ name }}</h2>
-{% if length > rows | length %}
-<p>First {{ rows | length }} of {{ length }} rows; the artifact holds all.</p>
-{% endif %}
-<div class="wide">
-<table>
-<tr>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
-{% for row in rows %}
-<tr>{% for value in row %}<td>{{ value | cell(columns[loop.index0]) }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-</div>
-{% endfor %}
-{% if page.samples %}
-<h2>What the teacher read</h2>
-{% for where, text in page.samples %}
-<p>{{ where }}</p>
-<pre>{{ text }}</pre>
-{% endfor %}
-{% endif %}
-{% if config %}
-<h2>Configuration</h2>
-<pre>{{ config }}</pre>
-{% endif %}
-{% if page.inputs %}
-<h2>Artifacts</h2>
-<div class="wide">
-<table>
-<tr><th>kind</th><th>path</th><th>digest (sha256)</th></tr>
-{% for kind, path, digest in page.inputs %}
-<tr><td>{{ kind }}</td><td>{{ path }}</td><td><code>{{ digest }}</code></td></tr>
-{% endfor %}
-</table>
-</div>
-{% endif %}
-</body>
-</html>
-"""
