@@ -4,6 +4,7 @@ success, types      each arm's last weights, all evaluations           differenc
 evaluations         final, best, mean of the last three, apart         cost          tokens, FLOPs, seconds
 curves, equal       success along training, at equal steps / compute   signals       losses, weights, gaps, states
 power               what so many episodes cannot show                  paper, notes  published values; what to mind
+study               what the study is called and asks
 starred             with a library's skills in the prompt
 unseen_types, unseen_differences     types (and "all") and differences on the tasks of the unseen split
 """
@@ -64,6 +65,7 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
         tables["unseen_differences"] = difference_table(unseen, [(arm["base"], arm["arm"]) for arm in arms])
     tables |= {"signals": signal_table(logs), "paper": paper_table(plan)}
     tables["notes"] = pd.DataFrame({"note": _notes(plan, tables)})
+    tables["study"] = pd.DataFrame([{name: plan[name] for name in ("study", "paper", "about")}])
     tables = {name: table for name, table in tables.items() if not table.empty}
     inputs += [*with_skills, *elsewhere]
     save_tables(folder / "tables" / NAME, tables, inputs)

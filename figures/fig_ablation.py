@@ -19,7 +19,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from figures.figure import SavedFigure, save
 from figures.style import PAGE, style
 
-NAME = "fig_ablation"
+NAME = "ablation"  # and behind it the study's name, where the tables say it
+NEEDS = ("success", "cost")  # of an ablation: other studies have no cost of arms
 INTERVAL = (
     "95 %; a: as named in the column `interval` of its table; b: percentile bootstrap over training seeds and tasks of "
     "the paired differences"
@@ -30,7 +31,11 @@ _FIT = {"success": "success/", "difference": "gain/"}  # published quantities of
 
 
 def draw(
-    success: pd.DataFrame, differences: pd.DataFrame, paper: pd.DataFrame, starred: pd.DataFrame | None = None
+    success: pd.DataFrame,
+    differences: pd.DataFrame,
+    paper: pd.DataFrame,
+    starred: pd.DataFrame | None = None,
+    study: str = "",
 ) -> Figure:
     """Draw the tables of analysis.ablation_tables; differences, paper and starred may be empty."""
     arms = list(success["arm"])
@@ -38,7 +43,9 @@ def draw(
     models = list(dict.fromkeys(paper["model"])) if len(paper) else []
     handles = [Line2D([], [], color=_BLUE, marker="o", ms=3.8, label="last weights, 95 %")]
     with style():
-        figure = Figure(figsize=(PAGE, 1.15 + 0.27 * len(arms)), layout="constrained")
+        figure = Figure(figsize=(PAGE, 1.15 + 0.2 * bool(study) + 0.27 * len(arms)), layout="constrained")
+        if study:
+            figure.suptitle(study, x=0.01, ha="left", fontsize=8, fontweight="bold")
         a, b = figure.subplots(1, 2, sharey=True, width_ratios=[1.15, 1])
         for row in success.itertuples():
             y = places[row.arm]
@@ -77,9 +84,9 @@ def draw(
 
 
 def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataFrame]) -> SavedFigure:
-    """Draw and save under `folder`; `inputs` maps the artifacts the tables were made from to their digests.
+    """Draw and save under `folder` as ablation_<study>; `inputs` maps the artifacts of the tables to their digests.
 
-    Args: tables, of ablation_tables.tabulate; without `success` there is nothing to draw.
+    Args: tables, of ablation_tables.tabulate.
     """
     empty = {"differences": ["arm", "base"], "paper": ["arm", "model", "quantity", "source"]}
     drawn = {name: tables.get(name, pd.DataFrame(columns=columns)) for name, columns in empty.items()}
@@ -87,10 +94,11 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
     drawn = {"success": tables["success"], **drawn}
     if "starred" in tables:
         drawn["starred"] = tables["starred"]
+    study = str(tables["study"]["study"].iloc[0]) if "study" in tables else ""
     return save(
-        draw(**drawn),
+        draw(**drawn, study=study),
         folder,
-        NAME,
+        f"{NAME}_{study}" if study else NAME,
         drawn=drawn,
         inputs=inputs,
         script=__name__,

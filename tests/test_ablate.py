@@ -45,7 +45,7 @@ def test_the_smoke_study_compares_every_channel(study: tuple[Path, str]) -> None
         assert row.difference == pytest.approx(by_arm[row.arm] - by_arm["grpo"])
         assert row.low <= row.difference <= row.high
     assert "success of the last weights" in said and f"report: {folder / 'report.html'}" in said
-    record = json.loads((folder / "figures" / "fig_ablation.json").read_text())
+    record = json.loads((folder / "figures" / "ablation_channels.json").read_text())
     published = pd.read_csv(folder / "figures" / record["drawn"]["paper"]["file"])
     assert set(published["arm"]) == set(ARMS) - {"alignment"}  # published values beside ours, where there are any
     page = (folder / "report.html").read_text()

@@ -532,5 +532,5 @@ def test_the_command_refuses_in_one_sentence(say, tmp_path):
 def test_the_figure_of_a_finished_study_is_drawn_again(say, folder):
     code, printed, complaint = say("figures", folder)
     assert code == 0, complaint
-    assert (folder / "figures/fig_ablation.png").is_file() and "report.html" in printed
+    assert (folder / "figures/ablation_two.png").is_file() and "report.html" in printed
     assert (folder / "report.html").read_text().count("<img") == 1

@@ -65,6 +65,14 @@ def test_what_lies_beside_the_figure_is_what_is_drawn(tmp_path, tables):
     assert saved.png.read_bytes() == again.png.read_bytes() and saved.pdf.read_bytes() == again.pdf.read_bytes()
 
 
+def test_the_figure_is_called_after_its_study(tmp_path, tables):
+    named = {**tables, "study": pd.DataFrame([{"study": "channels", "paper": "PR-OPD", "about": "Which?"}])}
+    saved = write(tmp_path, INPUTS, named)
+    assert saved.name == "ablation_channels" and saved.png.name == "ablation_channels.png"
+    figure = draw(tables["success"], tables["differences"], tables["paper"][:2], study="channels")
+    assert figure.get_suptitle() == "channels"
+
+
 def test_marks_stand_at_the_numbers(tables):
     paper = tables["paper"][:2]
     a, b = draw(tables["success"], tables["differences"], paper, tables["starred"]).axes
