@@ -85,6 +85,7 @@ class Trajectory:
     error: str | None = None
     skill: str | None = None  # skill text that stood in the player's own prompt
     score: float | None = None  # 0 to 1, of environments that grade an episode: WebShop's raw score, Search-QA's F1
+    outcome: str | None = None  # what the environment's judgement consists of, in words, where it tells
 
     @property
     def n_invalid(self) -> int:

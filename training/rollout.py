@@ -153,6 +153,7 @@ class Episode:
         self.first_observation = ""
         self.reward, self.won = 0.0, False
         self.score: float | None = None
+        self.outcome: str | None = None
         self.stop: str | None = None
         self.error: str | None = None
 
@@ -209,13 +210,13 @@ class Episode:
         """Store what the environment answered to the reset or to the last command."""
         if isinstance(answer, EnvError):
             self.stop, self.error, self.reward, self.won = "error", f"{answer.call}: {answer.reason}", 0.0, False
-            self.score = None
+            self.score = self.outcome = None
             return
         if self.state is None:
             self.first_observation = answer.observation
         self.state = answer
         self.reward += answer.reward
-        self.won, self.score = answer.won, answer.score
+        self.won, self.score, self.outcome = answer.won, answer.score, answer.outcome
         if answer.won:
             self.stop = "won"
         elif len(self.turns) >= max_turns:
@@ -246,4 +247,5 @@ class Episode:
             error=self.error,
             skill=self.skill,
             score=self.score,
+            outcome=self.outcome,
         )

@@ -28,6 +28,7 @@ class Step:
     done: bool = False
     won: bool = False
     score: float | None = None  # 0 to 1, of the episode if it ended here, where it is graded beside `won`
+    outcome: str | None = None  # how the episode would be judged here, for a writer who looks back; never in a prompt
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,11 @@ def serialise(
 
 
 def bounded_record(trajectory: Trajectory, lines: Sequence[str], max_chars: int) -> str:
-    """Task, outcome, and as many of the last lines as fit: at most max_chars characters."""
-    head = f"Task: {trajectory.description}\nOutcome: {'success' if trajectory.success else 'failure'}"[:max_chars]
+    """Task, outcome with what it consists of, and as many of the last lines as fit: at most max_chars characters."""
+    outcome = ("success" if trajectory.success else "failure") + (
+        f" ({trajectory.outcome})" if trajectory.outcome else ""
+    )
+    head = f"Task: {trajectory.description}\nOutcome: {outcome}"[:max_chars]
     room = max_chars - len(head)
     kept: list[str] = []
     for line in reversed(lines):
