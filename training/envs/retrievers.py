@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,7 @@ LARGEST = 16 * 2**20  # bytes of an answer
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+@runtime_checkable
 class Retriever(Protocol):
     """Finds passages, best first. Raises OutsideError where it could not look; [] means there is nothing."""
 
