@@ -74,9 +74,10 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
 
     Raises: ValueError when no arm aligned hidden states.
     """
-    steps, layers = aligned(tables.get("signals", pd.DataFrame(columns=["arm", "metric", "step"])))
-    if steps.empty:
+    signals = tables.get("signals", pd.DataFrame(columns=["metric"]))
+    if LOSS not in set(signals["metric"]):
         raise ValueError("the alignment figure needs an arm that logs loss/pr_opd; train one with the method pr_opd")
+    steps, layers = aligned(signals)
     drawn = {"steps": steps, "layers": layers, "paper": paper_values("alignment/")}
     return save(
         draw(**drawn),

@@ -139,6 +139,6 @@ def _handles(paper: pd.DataFrame) -> list[Any]:
     papers = list(dict.fromkeys(source.partition(" ")[0] for source in paper["source"]))
     return [
         ours,
-        *(paper_handle(f"papers: {model}", PAPER_MARKERS.get(model, "s")) for model in models),
+        *(paper_handle(f"papers: {model}", PAPER_MARKERS.get(str(model), "s")) for model in models),
         *(Patch(fc="white", ec=_PAPERS.get(name, GREY), lw=1.0, label=f"paper: {name}") for name in papers),
     ]

@@ -67,7 +67,7 @@ def draw(probes: pd.DataFrame, paper: pd.DataFrame) -> Figure:
             _paper(a, b, paper, blocks)
             title(a, "a" if first else "", f"{reader}: {LABELS[OWN][0]}, from the states")
             title(b, "b" if first else "", "the same, from the output")
-            below = []
+            below: list[Axes] = []
             for place, (name, letter) in enumerate(zip(others, "cde", strict=False)):
                 axes = figure.add_subplot(grid[row + 1, 2 * place : 2 * place + 2], sharey=below[0] if below else None)
                 below.append(axes)
@@ -161,7 +161,8 @@ def _reason(axes: Axes, table: pd.DataFrame) -> None:
 def _layer_ticks(axes: Axes, blocks: int, beside: bool) -> None:
     """Blocks by number, the embedding as e, the state after the final norm as n; room for marks beside them."""
     whole = [int(t) for t in MaxNLocator(5, integer=True).tick_values(0, blocks) if 0 <= t <= blocks]
-    ticks = {-_gap(blocks): "e", **{t: str(t) for t in whole}, blocks + _gap(blocks): "n"}
+    ticks: dict[float, str] = {-_gap(blocks): "e"}
+    ticks |= {t: str(t) for t in whole} | {blocks + _gap(blocks): "n"}
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(-1.5 * _gap(blocks), blocks + (3 if beside else 1.5) * _gap(blocks))
 
