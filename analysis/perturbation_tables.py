@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from scipy.stats import rankdata
 
 from analysis import stats
@@ -90,12 +89,10 @@ def _fault(change: np.ndarray, quality: np.ndarray) -> str:
     return FLAT_QUALITY if np.ptp(quality) <= CONSTANT else ""
 
 
-def spearman(
-    x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], rng: np.random.Generator
-) -> tuple[float, float, float]:
+def spearman(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
     """Spearman's rank correlation of two quantities of the same units, and its percentile bootstrap interval.
 
-    rho = Pearson correlation of the ranks, ties at their mean rank. Args: x, y, neither constant.
+    rho = Pearson correlation of the ranks, ties at their mean rank. Args: x, y [n units], neither constant.
     Returns: estimate, low, high in [-1, 1]; resamples in which one of both is constant are left out.
     """
     found = []
@@ -106,7 +103,7 @@ def spearman(
     return float(_rank_correlation(x[None], y[None])[0]), float(low), float(high)
 
 
-def _rank_correlation(x: Float[np.ndarray, "b n"], y: Float[np.ndarray, "b n"]) -> Float[np.ndarray, "b"]:
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     one, other = (rankdata(values, axis=1) for values in (x, y))
     one, other = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (one, other))
     scale = np.sqrt(np.square(one).sum(axis=1) * np.square(other).sum(axis=1))
@@ -135,22 +132,19 @@ def auroc_table(agreement: pd.DataFrame) -> pd.DataFrame:
             value, low, high = np.nan, np.nan, np.nan
             fault = [] if min(tokens.values()) else [ONE_VERDICT]
             if not fault:
-                value, low, high = auroc(
-                    *(_wide(group, kind) for kind in ("accepted", "rejected")), np.random.default_rng(_SEED)
-                )
+                counts = _wide(group, "accepted"), _wide(group, "rejected")
+                value, low, high = auroc(*counts, np.random.default_rng(_SEED))
             bounds = {"auroc": value, "low": low, "high": high}
             note = "; ".join([*fault, *_counted(reasons)])
             rows.append({**place, "method": method, **bounds, **tokens, **size, "note": note, "interval": INTERVAL})
     return pd.DataFrame(rows)
 
 
-def auroc(
-    accepted: Float[np.ndarray, "n b"], rejected: Float[np.ndarray, "n b"], rng: np.random.Generator
-) -> tuple[float, float, float]:
+def auroc(accepted: np.ndarray, rejected: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
     """Area under the ROC curve of counts by ascending value, and its percentile bootstrap interval over the n units.
 
-    Returns: estimate, low, high in [0, 1]; bounds are NaN below two units, and resamples without a count on one side
-    are left out.
+    Args: accepted, rejected [n units, K values]. Returns: estimate, low, high in [0, 1]; bounds are NaN below two
+    units, and resamples without a count on one side are left out.
     """
     n = len(accepted)
     value = float(_area(accepted.sum(axis=0)[None], rejected.sum(axis=0)[None])[0])
@@ -164,13 +158,13 @@ def auroc(
     return value, float(low), float(high)
 
 
-def _area(accepted: Float[np.ndarray, "r b"], rejected: Float[np.ndarray, "r b"]) -> Float[np.ndarray, "r"]:
+def _area(accepted: np.ndarray, rejected: np.ndarray) -> np.ndarray:
     below = rejected.cumsum(axis=1) - rejected / 2
     pairs = accepted.sum(axis=1) * rejected.sum(axis=1)
     return np.divide((accepted * below).sum(axis=1), pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
 
 
-def _wide(group: pd.DataFrame, kind: str) -> Float[np.ndarray, "n b"]:
+def _wide(group: pd.DataFrame, kind: str) -> np.ndarray:
     """Counts by trajectory and bin."""
     wide = group.pivot_table(kind, "trajectory", "bin", aggfunc="sum", fill_value=0, sort=True)
     return wide.to_numpy(dtype=np.float64)
