@@ -47,8 +47,10 @@ def run_beside(
             raise ValueError(f"context {name!r} does not pair the students of the first context; read it apart")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
     layers = (*blocks, *extra_layers)
-    asked: dict[str, Any] = {"layers": layers, "at": states == "at", "outputs": outputs, "capture": capture}
-    read = partial(read_contexts, model, temperature=temperature, **asked)
+    at = states == "at"
+    read = partial(
+        read_contexts, model, temperature=temperature, layers=layers, at=at, outputs=outputs, capture=capture
+    )
     students = [student_context(pair) for pair in first]
     teachers = {name: [teacher_context(pair) for pair in others] for name, others in pairs.items()}
     batched = [context for name, contexts in teachers.items() if name not in alone for context in contexts]

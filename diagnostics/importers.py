@@ -26,7 +26,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from diagnostics.conversations import conversation_segments, sampled_segment
-from diagnostics.records import Message, Segment, Trajectory, Turn
+from diagnostics.records import Message, Segment, Skill, Trajectory, Turn
 from diagnostics.render import parse_reply
 from diagnostics.transcripts import markers, read_transcript
 
@@ -65,6 +65,32 @@ def import_trajectories(path: str | Path, tokenizer: Any) -> Imported:
     trajectories = _grouped(episodes(rows, tokenizer, notes))
     remarks = [text.format(notes[name], len(trajectories)) for name, text in _REMARKS.items() if notes[name]]
     return Imported(trajectories, notes["rendered"], remarks)
+
+
+def import_skills(path: str | Path, trajectories: Sequence[Trajectory]) -> tuple[dict[str, Skill], list[str]]:
+    """Skills of a JSONL file with a line {"trajectory": id, "skill": text} for each.
+
+    Returns: skills by trajectory id, and remarks for the report.
+    Raises: ValueError naming file and line for what cannot be read; or when no line is of one of the trajectories.
+    """
+    known = {trajectory.id: trajectory for trajectory in trajectories}
+    skills, others = {}, 0
+    for row in _rows(Path(path)):
+        name, text = row.fields.get("trajectory"), row.fields.get("skill")
+        with _named(row):
+            if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
+                raise ValueError('expected {"trajectory": id, "skill": text}, both texts and not empty')
+            if name in skills:
+                raise ValueError(f"trajectory {name!r} has a skill already, in a line above; keep one of them")
+        if name in known:
+            skills[name] = Skill(text, "hindsight", known[name].task_id, name, known[name].success)
+        else:
+            others += 1
+    if not skills:
+        some = min(known, default="")
+        raise ValueError(f"no skill of {path} is of a trajectory that is read, whose ids are like {some!r}")
+    remarks = [f"{others} imported skills are of trajectories that are not read and were left out."] if others else []
+    return skills, remarks
 
 
 _REMARKS = {
@@ -264,10 +290,16 @@ def _rows(path: Path) -> Iterator[_Row]:
     files = sorted(path.glob("*.jsonl"), key=lambda file: (not file.stem.isdigit(), len(file.stem), file.stem))
     files = files if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise ValueError(f"there is no JSONL file {path}, nor one in such a folder; give episodes as *.jsonl")
+        raise ValueError(
+            f"there is no JSONL file {path}, nor one in such a folder; give what is to be imported as *.jsonl"
+        )
     empty = True
     for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+        try:
+            lines = file.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is no text in UTF-8; give what is to be imported as *.jsonl") from None
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"line {number} of {file}"
@@ -280,4 +312,4 @@ def _rows(path: Path) -> Iterator[_Row]:
             empty = False
             yield _Row(where, number, file, fields)
     if empty:
-        raise ValueError(f"{path} holds no episode")
+        raise ValueError(f"{path} holds nothing to import")

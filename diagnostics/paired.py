@@ -156,8 +156,8 @@ def run_pairs(
     if student_grad and capture is not None:
         raise ValueError("gradients flow through the forward hooks alone; read the student through the hf backend")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
-    asked: dict[str, Any] = {"layers": (*blocks, *extra_layers), "at": states == "at", "outputs": outputs}
-    read = partial(read_contexts, temperature=temperature, capture=capture, **asked)
+    layers, at = (*blocks, *extra_layers), states == "at"
+    read = partial(read_contexts, temperature=temperature, layers=layers, at=at, outputs=outputs, capture=capture)
     student_contexts = [student_context(pair) for pair in pairs]
     teacher_contexts = [teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher

@@ -11,7 +11,7 @@ import pytest
 
 from diagnostics.artifact import load_trajectories, save_trajectories
 from diagnostics.conversations import conversation_segments
-from diagnostics.importers import import_trajectories
+from diagnostics.importers import import_skills, import_trajectories
 from diagnostics.paired import build_pairs
 from diagnostics.records import Message, Provenance, TokenClass, Trajectory
 from diagnostics.render import (
@@ -334,7 +334,7 @@ def test_files_that_cannot_be_imported(tmp_path):
         import_trajectories(tmp_path / "missing.jsonl", chat_tokenizer())
     with pytest.raises(ValueError, match="there is no JSONL file"):
         import_trajectories(tmp_path, chat_tokenizer())
-    with pytest.raises(ValueError, match="holds no episode"):
+    with pytest.raises(ValueError, match="holds nothing to import"):
         import_trajectories(write(tmp_path / "empty.jsonl", ""), chat_tokenizer())
     with pytest.raises(ValueError, match="the id 'a' stands for two episodes"):
         import_trajectories(write(tmp_path / "twice.jsonl", {**GOOD, "id": "a"}, {**GOOD, "id": "a"}), chat_tokenizer())
@@ -350,3 +350,33 @@ def test_files_that_cannot_be_imported(tmp_path):
     shuffled = "{% for m in messages | reverse %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ValueError, match="each message once, in order"):
         markers(chat_tokenizer(template=shuffled))
+
+
+# --- skills ----------------------------------------------------------------------------------------------------------
+
+
+def test_skills_are_imported_by_trajectory(tmp_path):
+    path = write(tmp_path / "mine.jsonl", {**GOOD, "id": "a", "task": "mug"}, {**GOOD, "id": "b", "reward": 0.0})
+    played = import_trajectories(path, chat_tokenizer()).trajectories
+    lines = (
+        {"trajectory": "b", "skill": "Look."},
+        {"trajectory": "a", "skill": "Go."},
+        {"trajectory": "z", "skill": "x"},
+    )
+    skills, remarks = import_skills(write(tmp_path / "skills.jsonl", *lines), played)
+    assert {name: (skill.text, skill.task_id) for name, skill in skills.items()} == {
+        "b": ("Look.", played[1].task_id),
+        "a": ("Go.", "mug"),
+    }
+    assert skills["a"].source_success is True and skills["b"].source_success is False
+    assert remarks == ["1 imported skills are of trajectories that are not read and were left out."]
+    assert import_skills(write(tmp_path / "skills.jsonl", *lines[:2]), played)[1] == []
+    for bad in ({"trajectory": "a"}, {"trajectory": 1, "skill": "x"}, {"trajectory": "a", "skill": " "}):
+        with pytest.raises(
+            ValueError, match=r"line 1 of .*skills.jsonl: expected {\"trajectory\": id, \"skill\": text}"
+        ):
+            import_skills(write(tmp_path / "skills.jsonl", bad), played)
+    with pytest.raises(ValueError, match="line 2 of .* trajectory 'a' has a skill already"):
+        import_skills(write(tmp_path / "skills.jsonl", lines[1], lines[1]), played)
+    with pytest.raises(ValueError, match="no skill of .* is of a trajectory that is read, whose ids are like 'a'"):
+        import_skills(write(tmp_path / "skills.jsonl", lines[2]), played)
