@@ -133,12 +133,10 @@ def _colour(source: str) -> str:
 
 def _handles(paper: pd.DataFrame) -> list[Any]:
     ours = Line2D([], [], color=_BLUE, marker="o", ms=3.4, label="ours: success in %, 95 %")
-    models = [
-        paper_handle(f"papers: {model}", PAPER_MARKERS.get(model, "s")) for model in dict.fromkeys(paper["model"])
-    ]
+    models = dict.fromkeys(paper["model"])
     papers = list(dict.fromkeys(source.partition(" ")[0] for source in paper["source"]))
     return [
         ours,
-        *(paper_handle(f"papers: {model}", PAPER_MARKERS.get(str(model), "s")) for model in models),
+        *(paper_handle(f"papers: {model}", PAPER_MARKERS.get(model, "s")) for model in models),
         *(Patch(fc="white", ec=_PAPERS.get(name, GREY), lw=1.0, label=f"paper: {name}") for name in papers),
     ]

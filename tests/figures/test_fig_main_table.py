@@ -59,6 +59,8 @@ def test_published_values_stand_in_the_row_of_their_method(tmp_path, tables):
     assert hollow(6, "grpo") == sorted(published["low"]) and len(published) > 3  # of several papers and models
     assert hollow(6, "opd") == [0.578] and hollow(0, "opd") == []  # by the name that the study gives
     assert hollow(6, "alignment") == [] == hollow(0, "alignment")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:2] == ["ours: success in %, 95 %", "papers: Qwen2.5-3B-Instruct"] and "paper: PR-OPD" in labels
     picks = paper_values("success_by_type/alfworld/grpo/pick")
     assert hollow(0, "grpo") == sorted(picks.loc[picks["quantity"].str.endswith("/pick"), "low"])
 
