@@ -27,6 +27,7 @@ WIN_REWARD = 10.0
 COMMANDS = ("<search><your query></search>", "<answer><your answer></answer>")
 NOTHING_YET = "Nothing has been searched for yet."
 NOTHING_FOUND = "No passage matches the query."
+NO_ANSWER = "no answer was given"
 NO_ACTION = "That was neither a search nor an answer."
 
 _ACTION = re.compile(r"<(search|answer)>\s*(\S.*?)\s*</\1>", re.DOTALL | re.IGNORECASE)
@@ -77,16 +78,17 @@ class SearchQAEnv:
         done = self._turn >= self.max_turns
         if done:
             self._answers = None
-        return Step(observation, COMMANDS, done=done, score=0.0)
+        return Step(observation, COMMANDS, done=done, score=0.0, outcome=NO_ANSWER)
 
     def close(self) -> None:
         """The environment may be reset again; passages are shared by all environments of the process."""
         self._answers = None
 
     def _end(self, answer: str, right: list[str]) -> Step:
-        won = exact_match(answer, right)
+        won, score = exact_match(answer, right), f1(answer, right)
         self._answers = None
-        return Step("The answer was given.", (), WIN_REWARD if won else 0.0, True, won, f1(answer, right))
+        outcome = "exact match" if won else f"the answer is wrong, F1 {score:.2f}"  # what is right was never seen
+        return Step("The answer was given.", (), WIN_REWARD if won else 0.0, True, won, score, outcome)
 
     def _information(self, query: str) -> str:
         lines = [
