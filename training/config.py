@@ -22,7 +22,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EnvConfig:
-    kind: Literal["household", "alfworld", "searchqa"] = "household"
+    kind: Literal["household", "alfworld", "webshop", "searchqa"] = "household"
     data: str | None = None  # folder with games; None: generated, or $ALFWORLD_DATA (alfworld)
     split: str = "train"
     max_turns: int = 50

@@ -16,6 +16,9 @@ from training.envs.games import load_tasks
 from training.envs.questions import load_questions
 from training.envs.search_folders import search_folder
 from training.envs.search_qa import make_search_qa
+from training.envs.webshop.env import WebShopEnv
+from training.envs.webshop.folders import shop_folder
+from training.envs.webshop.shop import load_tasks as load_goals
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,13 @@ def _alfworld(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
     return partial(AlfworldEnv, max_turns=env.max_turns)
 
 
+def _webshop(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
+    return partial(WebShopEnv, max_turns=env.max_turns)
+
+
 KINDS: dict[str, Kind] = {
     "household": Kind(games_folder, load_tasks, _alfworld),
     "alfworld": Kind(games_folder, load_tasks, _alfworld),
     "searchqa": Kind(search_folder, load_questions, make_search_qa),
+    "webshop": Kind(shop_folder, load_goals, _webshop),
 }
