@@ -119,6 +119,19 @@ def _paper() -> Config:
     return Config(recipe="paper-alfworld", env=EnvConfig(kind="alfworld"))
 
 
+def _paper_search() -> Config:
+    """Search-QA as SDAR has it: all four turns in the prompt, more tasks a step, a gentler start."""
+    return Config(
+        recipe="paper-search",
+        env=EnvConfig(kind="searchqa", max_turns=4, history=4),
+        sampler=SamplerConfig(max_context=4096 + 512),
+        objective=ObjectiveConfig(invalid_penalty=0.01),
+        optim=OptimConfig(warmup_steps=15),  # a tenth of the steps
+        eval=EvalConfig(size=512),
+        tasks_per_step=128,
+    )
+
+
 def _tiny() -> Config:
     """Sizes that train on two CPU cores; the tiny policy plays one growing conversation."""
     return Config(
@@ -137,4 +150,6 @@ RECIPES: dict[str, Config] = {
     "tiny-pr-opd": replace(_tiny(), recipe="tiny-pr-opd", method="pr_opd"),
     "paper-alfworld-grpo": replace(_paper(), recipe="paper-alfworld-grpo"),
     "paper-alfworld-pr-opd": replace(_paper(), recipe="paper-alfworld-pr-opd", method="pr_opd"),
+    "paper-search-grpo": replace(_paper_search(), recipe="paper-search-grpo"),
+    "paper-search-sdar": replace(_paper_search(), recipe="paper-search-sdar", method="sdar"),
 }

@@ -26,6 +26,7 @@ TESTED = {
     "numpy": "2.4",
     "pyarrow": "26.",
     "tyro": "1.0",
+    "bm25s": "0.3",
 }
 VERBS = ("put", "move", "take", "go to", "open", "close", "clean", "heat", "cool", "use")
 # How texts say that an object is put down: as a command of the old dialect, and in any words but the engine's "move".
@@ -54,6 +55,7 @@ def examine(skills: str | None = None) -> Iterator[Finding]:
         ("compiler", _compiler),
         ("household", lambda: _games("household")),
         ("alfworld", lambda: _games("alfworld")),
+        ("searchqa", _search_qa),
         ("dialect", lambda: _dialect(skills)),
         ("tiny", _tiny),
         ("smollm2-135m", _smollm2),
@@ -140,6 +142,36 @@ def _counts(folder: Path) -> dict[str, int]:
         with suppress(ValueError):
             counts[split] = len(load_tasks(folder, split))
     return counts
+
+
+def _search_qa() -> str:
+    """Asks one question of a small invented world, and counts what was imported."""
+    from training.envs.fact_world import generate
+    from training.envs.questions import PASSAGES, SPLITS, load_questions
+    from training.envs.search_folders import imported_folder
+    from training.envs.search_qa import SearchQAEnv
+    from training.models.search_expert import expert_move
+
+    with tempfile.TemporaryDirectory() as scratch:
+        world = generate(Path(scratch), dict.fromkeys(SPLITS, 8))
+        env, task = SearchQAEnv(str(world / PASSAGES)), load_questions(world, "train")[0]
+        step, seen = env.reset(task), []
+        while not step.done:
+            step = env.step(expert_move(task.description, seen).action)
+            seen.append(step.observation)
+    if not step.won:
+        raise ValueError("the expert cannot answer a question of the invented world; run the tests")
+    folder = imported_folder()
+    if not folder.is_dir():
+        return "the invented world works; no other questions: `undertow data searchqa --from DIR`"
+    counts = {}
+    for split in SPLITS:
+        with suppress(ValueError):
+            counts[split] = len(load_questions(folder, split))
+    if not counts:
+        raise ValueError(f"{folder} holds no questions; bring them in again with `undertow data searchqa --from DIR`")
+    passages = "with passages" if (folder / PASSAGES).is_file() else "without passages: name a server"
+    return f"{folder}: {', '.join(f'{split} {count}' for split, count in counts.items())}, {passages}"
 
 
 def _dialect(skills: str | None) -> str:
