@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 from torch import Tensor
 
+from diagnostics.capture import CaptureStates
 from diagnostics.forward import Divergence, Output
 from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.records import Provenance, Segment, Trajectory
@@ -65,10 +66,11 @@ class Subject:
     segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)  # trajectory id -> as they are read
     # trajectory id -> for each turn whether an expert accepts the command, None: it cannot say
     accepted: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)
+    capture: CaptureStates | None = None  # of the backend, for who reads more contexts; None: the forward hooks
 
 
 class Stream(Protocol):
-    """Counts of one measure; what it stores must not grow with the number of tokens."""
+    """Counts of one measure; of a token it stores at most one number, as the trajectories do, and never a state."""
 
     def prepare(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
         """Sees a fixed subset of the students, without teachers, before the first update."""

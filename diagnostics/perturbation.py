@@ -193,9 +193,10 @@ def quality_of(subject: Subject, mate: Trajectory, text: str) -> Quality:
     if not contexts:
         return Quality(None, 0, NO_ACTION)
     with reading_mode(subject.model, False):
-        logprobs = read_contexts(subject.model, contexts, temperature=subject.temperature).logprobs.double()
-    value = float(logprobs.mean())
-    return Quality(value, len(logprobs)) if np.isfinite(value) else Quality(None, len(logprobs), NOT_FINITE)
+        passed = read_contexts(subject.model, contexts, temperature=subject.temperature, capture=subject.capture)
+    value = float(passed.logprobs.double().mean())
+    count = len(passed.logprobs)
+    return Quality(value, count) if np.isfinite(value) else Quality(None, count, NOT_FINITE)
 
 
 def excerpt(segments: Sequence[Segment], tokens: int) -> list[Segment]:

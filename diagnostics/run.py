@@ -98,7 +98,7 @@ def diagnose(
         turns, counts["all"]["turns_too_long"] = _turns(pairs, [m.name for m in chosen if m.direct])
 
     read = {name: [segment for _, segment in own] for name, own in groupby(rows, lambda row: row[0].id)}
-    known = (texts, read, accepted)
+    known = (texts, read, accepted, capture)
     subject = Subject(model, tokenizer, trajectories, skills, provenance.seed, temperature, weights, *known)
     started = [(m.start(subject), m.needs) for m in chosen if m.start is not None]
     options: dict[str, Any] = {"states": "before" if needs.states else "none", "temperature": temperature}
@@ -149,7 +149,7 @@ def _compared(
     remarks = [parity_remark(backend, table, int(mask.sum()))]
     if direct:
         named = ", ".join(direct)
-        remarks.append(f"Measures that run the model themselves read it through {HF}, not {backend}: {named}.")
+        remarks.append(f"Measures that patch or differentiate the model read it through {HF}, not {backend}: {named}.")
     return [{"measurements": table}], remarks
 
 

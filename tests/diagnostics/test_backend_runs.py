@@ -14,6 +14,7 @@ import torch
 from diagnostics.artifact import Artifact
 from diagnostics.capture import capture_states, layer_names
 from diagnostics.capture.parity import beginnings
+from diagnostics.measures import MEASURES, measure
 from diagnostics.paired import run_pairs
 from diagnostics.run import diagnose
 from tests.diagnostics.test_run import PROVENANCE, SKILLS, Unread, make_trajectories, tokenizer
@@ -84,7 +85,23 @@ def test_a_backend_that_reads_other_states_is_told_by_its_parity(
     assert abs(found[key] - ours[key]) > 1e-4
 
 
-def test_measures_that_run_the_model_themselves_stay_on_the_hooks_and_say_so(
+def test_whatever_streams_is_read_through_the_backend_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*asked: Any, **named: Any) -> Any:
+        raise AssertionError("the forward hooks were asked")
+
+    monkeypatch.setattr("diagnostics.run.capture_backend", lambda name: capture_states)
+    monkeypatch.setattr("diagnostics.forward.capture_states", refused)
+    plays = [dataclasses.replace(t, task_id=f"task {i // 2}", success=True) for i, t in enumerate(make_trajectories())]
+    streams = tuple(name for name in MEASURES if measure(name).start)
+    given = {"trajectories": plays, "weights": {"gap": lambda gap, turn, row: gap}}
+    done = run(tmp_path / "m", "nnsight", streams, **given)
+    quality = done.table("perturbation").column("quality_own").drop_null()
+    assert len(quality) > 0 and len(done.manifest["remarks"]) == 1
+    with pytest.raises(AssertionError, match="the forward hooks were asked"):  # negative control
+        run(tmp_path / "n", "hf", ("gaps",))
+
+
+def test_measures_that_patch_the_model_stay_on_the_hooks_and_say_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     read: list[Any] = []
@@ -96,7 +113,7 @@ def test_measures_that_run_the_model_themselves_stay_on_the_hooks_and_say_so(
     monkeypatch.setattr("diagnostics.run.capture_backend", lambda name: counted)
     done = run(tmp_path / "m", "nnsight", ("patching",), contexts=["own_skill"])
     assert len(read) == 1  # the parity batch alone
-    remark = "Measures that run the model themselves read it through hf, not nnsight: patching."
+    remark = "Measures that patch or differentiate the model read it through hf, not nnsight: patching."
     assert done.manifest["remarks"][1:] == [remark] and done.table("patching").num_rows > 0
 
 
