@@ -20,7 +20,7 @@ from diagnostics.measure import Measure, Needs
 from diagnostics.paired import PairedPass, PairedSegment
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, measurement
 
-EDGES = np.arange(-50, 51) / 50  # of the histogram, nats: -1, -0.98, .. 1, with exactly 0 among them
+EDGES = np.arange(-20, 21) / 20  # of the histogram, nats: -1, -0.95, .. 1, with exactly 0 among them
 TURNS = 50  # later turns are counted with the last one, as the trainer does
 TENTHS = 10  # of a turn, by relative position; two of them are one of the trainer's fifths
 
@@ -48,7 +48,7 @@ class _Counts:
     task: str
     sums: np.ndarray  # float64 [P, 4]; tokens, gap, |gap|, gap below 0
     turns: np.ndarray  # int64 [50]
-    histogram: np.ndarray  # int64 [C, 102]; the first and last bin are open
+    histogram: np.ndarray  # int64 [C, 42]; the first and last bin are open
     not_finite: int = 0
 
 

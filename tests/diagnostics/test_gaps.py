@@ -79,17 +79,17 @@ def test_planted_gaps_are_found_at_their_turn_position_and_class() -> None:
 
 def test_the_histogram_holds_every_token_once_and_zero_is_not_negative() -> None:
     stream = Gaps()
-    values = [-math.inf, -1.5, -1.0, -0.985, -1e-9, 0.0, 0.011, 0.999, 1.0, 7.0]
+    values = [-math.inf, -1.5, -1.0, -0.96, -1e-9, 0.0, 0.04, 0.999, 1.0, 7.0]
     exact = {"student_logprobs": torch.zeros(10), "teacher_logprobs": torch.tensor(values, dtype=torch.float64)}
     stream.update([pair([0] * 10, [THINK] * 4 + [ACTION] * 6)], dataclasses.replace(passed([values]), **exact))
     rows, histogram, lost = tables(stream)
     found = {(row["token_class"], row["left"], row["right"]): row["count"] for row in histogram if row["count"]}
     assert found == {
         ("think", -math.inf, -1.0): 1,
-        ("think", -1.0, -0.98): 2,
-        ("action", -0.02, 0.0): 1,
-        ("action", 0.0, 0.02): 2,
-        ("action", 0.98, 1.0): 1,
+        ("think", -1.0, -0.95): 2,
+        ("action", -0.05, 0.0): 1,
+        ("action", 0.0, 0.05): 2,
+        ("action", 0.95, 1.0): 1,
         ("action", 1.0, math.inf): 2,
     }
     total, _, gap, _, negative = sums(rows, "all")[""]
