@@ -22,6 +22,7 @@ from diagnostics.capture import CaptureStates
 from diagnostics.capture import backend as capture_backend
 from diagnostics.capture.parity import beginnings, parity, parity_remark
 from diagnostics.contexts import contexts_for
+from diagnostics.forward import reading_mode
 from diagnostics.measure import Subject, WeightFn, merged
 from diagnostics.measures import measures as chosen_measures
 from diagnostics.paired import PairedSegment, build_pairs, run_pairs
@@ -145,7 +146,8 @@ def _compared(
     """How far another backend lies from the forward hooks here, and what is to be said about it."""
     ids, mask = beginnings([segment for _, segment in prepared_segments(rows)])
     device = next(model.parameters()).device
-    table = parity(model, ids.to(device), mask.to(device), {backend: capture}, provenance)
+    with reading_mode(model, False):
+        table = parity(model, ids.to(device), mask.to(device), {backend: capture}, provenance)
     remarks = [parity_remark(backend, table, int(mask.sum()))]
     if direct:
         named = ", ".join(direct)
