@@ -130,7 +130,7 @@ def _departures(folders: Mapping[Path, Mapping[str, Any]]) -> list[tuple[str, st
         path = folder / "method.json"
         if path.is_file():
             told = json.loads(path.read_text(encoding="utf-8"))
-            ours = [f"{s['name']} {json.dumps(s['default'])}" for s in told.get("config", ()) if s["source"] == "ours"]
+            ours = [f"{s['name']} {json.dumps(s['default'])}" for s in told.get("config", ()) if s.get("source") == "ours"]
             parts = [str(told.get("doc") or "").strip()]
             parts += [f"Settings that no paper gives: {', '.join(ours)}."] if ours else []
             found[name] = "\n\n".join(part for part in parts if part)

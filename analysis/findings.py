@@ -72,7 +72,7 @@ def _success(tables: Tables) -> Iterator[str]:
     else:
         return
     for row in rows.dropna(subset="success").to_dict("records"):
-        yield f"{row['arm']} succeeds in {_points(row['success'])} % {_interval(row)} of {row['n_episodes']} episodes."
+        yield f"{row['arm']} succeeds in {_points(row['success'])} % {_interval(row)} of {row['n_episodes']} episodes."
 
 
 def _has(tables: Tables, name: str, *columns: str) -> bool:
@@ -81,7 +81,7 @@ def _has(tables: Tables, name: str, *columns: str) -> bool:
 
 
 def _percent(row: pd.Series) -> str:
-    return f"{_points(row['share'])} % {_interval(row)}"
+    return f"{_points(row['share'])} % {_interval(row)}"
 
 
 def _interval(row: Mapping[str, Any] | pd.Series) -> str:

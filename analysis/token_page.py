@@ -22,6 +22,7 @@ from diagnostics.artifact import Artifact
 TABLES = ("tokens", "token_contexts")
 MOST = 6  # readers on one page: each takes about a megabyte
 SCALED = 0.98  # share of the tokens that lie inside a colour scale; the rest gets its end
+LEAST = {"gap": 0.1, "hidden": 1e-4}  # no scale ends below: rounding of equal readings must not look like a change
 _WEIGHT = "weight/"
 _KEY = ["segment", "place"]  # place: of a token in its segment, the same in every context that read it
 View = dict[str, Any]
@@ -57,8 +58,8 @@ def token_view(tokens: pd.DataFrame, contexts: pd.DataFrame, name: str) -> View:
         "layers": hidden.shape[1],
         "methods": methods,
         "scales": {
-            "gap": _diverging(tokens["gap"]),
-            "hidden": [_short(_high(column) or 1.0) for column in hidden.T],
+            "gap": _diverging(tokens["gap"], LEAST["gap"]),
+            "hidden": [_short(max(_high(column), LEAST["hidden"])) for column in hidden.T],
             "weight": [_scale(tokens[_WEIGHT + method]) for method in methods],
         },
         "episodes": [
@@ -126,8 +127,8 @@ def _scale(values: pd.Series) -> list[float]:
     return _diverging(values) if (values < 0).any() else [0.0, _short(_high(values) or 1.0)]
 
 
-def _diverging(values: pd.Series) -> list[float]:
-    end = _short(_high(values.abs()) or 1.0)
+def _diverging(values: pd.Series, least: float = 0.0) -> list[float]:
+    end = _short(max(_high(values.abs()), least) or 1.0)
     return [-end, end]
 
 

@@ -180,10 +180,11 @@
       parts.push(table);
       if (at.hidden[i].length) parts.push(...bars(at.hidden[i]));
       if (reader().methods.length) {
+        parts.push(make("p", "weight by method", "quiet"));
         const weights = make("table");
         reader().methods.forEach((name, k) => {
           const value = at.weight[k][i];
-          weights.append(row("weight of " + name, number(value), known(value) ? value / reader().scales.weight[k][1] : 0));
+          weights.append(row(name, number(value), known(value) ? value / reader().scales.weight[k][1] : 0));
         });
         parts.push(weights);
       }

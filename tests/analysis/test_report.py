@@ -122,8 +122,8 @@ def test_what_was_found_in_plain_lines():
     gains = pd.DataFrame({"baseline": "grpo", "arm": ["pr_opd", "alignment"], "step": 35, "n_tasks": 128})
     gains = gains.assign(difference=[0.1, -0.0001], low=[0.05, -0.02], high=[0.2, 0.01])
     assert findings({"changes": CHANGES, "gains": gains}, None) == [
-        "tiny: the own skill changes the hidden state of 81.2 % [80.2, 82.2] and the probability of "
-        "20.0 % [19.0, 21.0] of the tokens, by more than an unrelated text does to 99 % of them.",
+        "tiny: the own skill changes the hidden state of 81.2\u00a0% [80.2, 82.2] and the probability of "
+        "20.0\u00a0% [19.0, 21.0] of the tokens, by more than an unrelated text does to 99 % of them.",
         "pr_opd against grpo, step 35: +10.0 points of success [5.0, 20.0]; 128 tasks.",
         "alignment against grpo, step 35: 0.0 points of success [−2.0, 1.0]; 128 tasks.",
     ]
@@ -134,7 +134,7 @@ def test_what_was_found_in_plain_lines():
 def test_success_is_told_where_nothing_is_compared():
     curves = pd.DataFrame({"arm": "grpo", "step": [3, 9], "success": [0.2, 0.5], "low": 0.4, "high": 0.6})
     told = findings({"curves": curves.assign(n_episodes=40)}, None)
-    assert told == ["grpo succeeds in 50.0 % [40.0, 60.0] of 40 episodes."]
+    assert told == ["grpo succeeds in 50.0\u00a0% [40.0, 60.0] of 40 episodes."]
     assert findings({}, None) == [] and findings({"changes": pd.DataFrame({"reader": ["x"]})}, None) == []
 
 

@@ -15,6 +15,7 @@ import pytest
 from analysis.report import report_run
 from analysis.token_page import MOST, script_json, token_view, token_views
 from diagnostics.artifact import save_artifact
+from diagnostics.tokens import CONTEXT_COLUMNS, TOKEN_COLUMNS, WEIGHT
 
 HOSTILE = '</script><img src="https://example.invalid/x.png"><!--'
 TEXTS = ["<think>", " go", "\n", HOSTILE, " fridge", " 1"]
@@ -73,6 +74,12 @@ def test_the_document_holds_every_number_in_reading_order():
             assert context["weight"][1] == pytest.approx(context["gap"])
 
 
+def test_the_tables_are_those_that_are_measured():
+    tokens, contexts = planted()
+    assert {name for name in tokens if not name.startswith(WEIGHT)} == set(TOKEN_COLUMNS)
+    assert set(contexts) == set(CONTEXT_COLUMNS)
+
+
 def test_a_token_that_a_context_lacks_is_null_and_shifts_no_other():
     """`index` runs over what was read in a context: without its first segment it starts anew."""
     tokens, contexts = planted()
@@ -93,8 +100,9 @@ def test_scales_hold_for_all_contexts_and_are_symmetric_only_with_negative_value
     assert scales["weight"][0] == pytest.approx([0, np.quantile(tokens["weight/sdar"], 0.98)], rel=1e-3)
     columns = np.stack(tokens["hidden_change"].to_list())
     assert scales["hidden"] == pytest.approx(list(np.quantile(columns, 0.98, axis=0)), rel=1e-3)
-    flat = token_view(tokens.assign(gap=0.0), contexts, "x")["scales"]["gap"]
-    assert flat == [-1.0, 1.0]  # nothing to divide by zero
+    flat = tokens.assign(gap=1e-7, hidden_change=[[1e-7] * LAYERS] * len(tokens), **{"weight/sdar": 0.0})
+    scales = token_view(flat, contexts, "x")["scales"]
+    assert scales == {"gap": [-0.1, 0.1], "hidden": [1e-4] * LAYERS, "weight": [[0.0, 1.0], scales["weight"][1]]}
 
 
 def test_values_that_are_no_numbers_are_null_and_four_digits_stay():
@@ -222,8 +230,8 @@ def test_hovering_a_token_shows_its_numbers(page):
         assert float(shown["student log-prob"]) == -1.5
         assert float(shown["teacher log-prob"]) == pytest.approx(-1.5 + gap, rel=1e-3)
         assert float(shown["hidden change, layer 1"]) == pytest.approx(hidden_of("own_skill", i, 1), rel=1e-3)
-        assert float(shown["weight of sdar"]) == pytest.approx(1 / (1 + math.exp(-gap)), rel=1e-3)
-        assert float(shown["weight of opd"]) == pytest.approx(gap, rel=1e-3)
+        assert float(shown["sdar"]) == pytest.approx(1 / (1 + math.exp(-gap)), rel=1e-3)
+        assert float(shown["opd"]) == pytest.approx(gap, rel=1e-3)
     assert "action, turn 2, token 5 of 6" in page.locator("#tv-panel").inner_text()
     heights = [float(bar.get_attribute("height")) for bar in page.locator("#tv-panel rect").all()]
     assert heights == pytest.approx([1 / 3, 2 / 3, 1])
@@ -288,9 +296,18 @@ def test_texts_of_tokens_and_skills_are_texts(page):
 
 def test_readers_differ_in_layers_and_methods(page):
     choose(page, "deep")
-    assert page.locator("#tv-panel rect").count() == 2 and "weight of opd" not in panel(page)
+    assert page.locator("#tv-panel rect").count() == 2 and "opd" not in panel(page)
     choose(page, "tiny")
-    assert page.locator("#tv-panel rect").count() == 3 and "weight of opd" in panel(page)
+    assert page.locator("#tv-panel rect").count() == 3 and "opd" in panel(page)
+
+
+def test_there_is_nothing_to_choose_from_one(browser, tmp_path):
+    tokens, contexts = planted(layers=0)
+    save(tmp_path / "measurements" / "tiny", tokens[tokens["trajectory"] == "first"], contexts)
+    for found in opened(browser, report_run(tmp_path)):
+        shown = {name for name in ("reader", "episode", "context", "layer") if found.is_visible(f"#tv-{name}")}
+        assert shown == {"context"} and found.complaints == []
+        assert found.locator("#tv-panel rect").count() == 0 and "gap" in panel(found)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
