@@ -1,8 +1,8 @@
 """Figure 3 of SDAR: the gap between teacher and student in the sampled token's log-prob, a row of panels a reader.
 
-(a) Its distribution, on a logarithmic axis; what lies outside [-1, 1] stands at the ends, the paper's mean on top. (b) Its size by ten turns.
-(c) Its mean by relative position inside the turn. The contexts `none` and `floor`, whose gap is 0 up to rounding, are
-left out of (a).
+(a) Its distribution, on a logarithmic axis; what lies outside [-1, 1] stands at the ends, the paper's mean on top.
+(b) Its size by ten turns. (c) Its mean by relative position inside the turn. The contexts `none` and `floor`, whose gap
+is 0 up to rounding, are left out of (a).
 """
 
 from __future__ import annotations
@@ -104,11 +104,8 @@ def _histogram(axes: Axes, histogram: pd.DataFrame, paper: pd.DataFrame) -> None
         edges = [*closed["left"], closed["right"].iloc[-1]]
         seen = closed["share"].where(closed["share"] > 0)
         axes.stairs(seen, edges, baseline=None, color=colour, linewidth=0.9)
-        bounds = closed[["low", "high"]].where(closed["high"] > 0)
-        axes.fill_between(
-            edges, *(np.append(bounds[name], bounds[name].iloc[-1]) for name in bounds), step="post", color=colour,
-            alpha=0.15, lw=0,
-        )  # fmt: skip
+        low, high = (np.append(closed[name], closed[name].iloc[-1]) for name in ("low", "high"))
+        axes.fill_between(edges, low, high, where=high > 0, step="post", color=colour, alpha=0.15, lw=0)
         for x, end in ((-_END, line.iloc[0]), (_END, line.iloc[-1])):
             if end["share"] > 0:
                 axes.plot([x, x], [end["low"], end["high"]], color=colour, linewidth=1.0)
@@ -135,8 +132,8 @@ def _turns(axes: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
         axes.vlines(x, mine["low"], mine["high"], color=colour, linewidth=1.0)
         axes.plot(x, mine["value"], marker, color=colour, ms=3, lw=0)
     for value in published.itertuples():
-        x = firsts.index(int(value.at)) + _dodge(len(shown), len(shown) + 1)
-        paper_mark(axes, x, value.low, value.high, PAPER_MARKERS.get(value.model, "s"))
+        place = firsts.index(int(value.at)) + _dodge(len(shown), len(shown) + 1)
+        paper_mark(axes, place, value.low, value.high, PAPER_MARKERS.get(value.model, "s"))
     last = max(firsts)
     axes.set_xticks(range(len(firsts)), [f"{at}+" if at == last else f"{at}–{at + 9}" for at in firsts])
     axes.set_ylim(bottom=0)

@@ -99,7 +99,7 @@ def _training(axes: Axes, signals: pd.DataFrame, paper: pd.DataFrame) -> None:
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         axes.fill_between(mine["step"], mine["lowest"], mine["highest"], color=colour, alpha=0.17, lw=0)
         line = _LINES[index // len(COLOURS) % len(_LINES)]
-        dots = {"marker": marker, "ms": 2.4} if len(mine) <= _FEW else {}
+        dots: dict[str, Any] = {"marker": marker, "ms": 2.4} if len(mine) <= _FEW else {}
         axes.plot(mine["step"], mine["value"], color=colour, linewidth=1.0, linestyle=line, label=arm, **dots)
     for value in paper.itertuples():
         paper_mark(axes, float(signals["step"].max()), value.low, value.high, PAPER_MARKERS[value.model])

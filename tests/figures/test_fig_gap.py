@@ -102,7 +102,7 @@ def test_the_training_curve_is_drawn_where_there_is_one(tmp_path, tables, signal
     saved = fig_turn_kl.write(tmp_path, INPUTS, {**tables, "signals": signals})
     turns, drawn, paper = (pd.read_csv(saved.data[name]) for name in ("turns", "signals", "paper"))
     assert set(turns["by"]) == {"turn"} and set(turns["quantity"]) == {"kl"} and set(drawn["metric"]) == {"loss/kl"}
-    paper = paper.fillna({"model": ""})  # as an empty cell is read
+    paper["model"] = ""  # an empty cell, which is read as missing
     a, b = fig_turn_kl.draw(turns, drawn, paper).axes
     assert ydata(a, 12) == [[round(-10 * level * turn, 9) for turn in range(1, 13)] for level in LEVELS.values()]
     assert ydata(b, 5) == [[0.01, 0.02, 0.03, 0.04, 0.05]] * 2 and len(b.collections) == 2
