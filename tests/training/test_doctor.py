@@ -10,6 +10,7 @@ from diagnostics.artifact import save_skills
 from diagnostics.records import Skill
 from training import doctor
 from training.doctor import dialect_mismatches
+from training.envs.questions import write_lines
 
 HOLDING = ("go to desk 1", "move mug 1 to desk 1", "look")
 
@@ -78,6 +79,17 @@ def test_skills_of_an_artifact(tmp_path: Path) -> None:
     save_skills(tmp_path / "skills", skills)
     (fault,) = dialect_mismatches(HOLDING, doctor._skill_texts(str(tmp_path / "skills")))
     assert fault.startswith("skill t1")
+
+
+def test_search_qa_is_asked_a_question_and_imports_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path))
+    assert "the invented world works" in doctor._search_qa()
+    (tmp_path / "searchqa").mkdir()
+    with pytest.raises(ValueError, match="searchqa holds no questions"):
+        doctor._search_qa()
+    question = {"id": "a", "dataset": "nq", "question": "Who?", "answers": ["x"]}
+    write_lines(tmp_path / "searchqa" / "questions_train.jsonl", [question])
+    assert doctor._search_qa().endswith("searchqa: train 1, without passages: name a server")
 
 
 def test_our_own_texts_speak_the_engines_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from training.envs.fact_world import HOPS
+from training.envs.questions import DATASETS
 from training.envs.rooms import DESCRIPTIONS
 from training.skills.library import load_library, packaged, save_json, save_markdown
 from training.skills.schema import Library, Mistake, Rule, entries, given_away, validate
@@ -138,6 +140,15 @@ def test_a_question_leads_to_its_kind(question: str, section: str) -> None:
     library = load_library("search_qa")
     assert library.section_of_sentence(question) == section
     assert library.section("hotpotqa") == "multi_hop_reasoning"  # where the data set is known, it decides
+
+
+def test_every_data_set_of_search_qa_leads_to_a_section() -> None:
+    library = load_library("searchqa")
+    assert library == load_library("search_qa")
+    assert "query_type_skills" in json.loads((packaged("searchqa") / "skills.json").read_text())  # the public key
+    assert all(library.section(dataset) is not None for dataset in (*DATASETS, *HOPS))
+    assert library.section("one_hop") != library.section("two_hop")
+    assert library.section("no data set") is None
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from diagnostics.paired import build_pairs
 from diagnostics.records import TokenClass
 from tests.diagnostics.tiny import chat_tokenizer
 from tests.training.clockwork import ScriptedSampler
@@ -240,6 +241,10 @@ def test_retrieved_text_is_never_trained_on(small: Path) -> None:
         classes = np.concatenate([segment.token_class for segment in played.segments])
         mask = np.concatenate([segment.response_mask for segment in played.segments])
         assert ((classes == TokenClass.NONE) == ~mask).all()
+        texts = {played.id: "Search for the bare name."}
+        pairs, counts = build_pairs(tokenizer, [(played, s) for s in played.segments], texts, "own_skill", 10**4)
+        assert counts["paired"] == len(pairs) == len(played.segments)
+        assert sum(len(pair.response_ids) for pair in pairs) == mask.sum()  # the teacher is read there alone, too
         said = tokenizer.decode(np.concatenate([s.ids for s in played.segments])[classes == TokenClass.ACTION].tolist())
         assert said == "Ada bornKarsum"
         record = serialise(played)
