@@ -130,7 +130,8 @@ def _departures(folders: Mapping[Path, Mapping[str, Any]]) -> list[tuple[str, st
         path = folder / "method.json"
         if path.is_file():
             told = json.loads(path.read_text(encoding="utf-8"))
-            ours = [f"{s['name']} {json.dumps(s['default'])}" for s in told.get("config", ()) if s.get("source") == "ours"]
+            settings = [setting for setting in told.get("config", ()) if setting.get("source") == "ours"]
+            ours = [f"{setting['name']} {json.dumps(setting['default'])}" for setting in settings]
             parts = [str(told.get("doc") or "").strip()]
             parts += [f"Settings that no paper gives: {', '.join(ours)}."] if ours else []
             found[name] = "\n\n".join(part for part in parts if part)
