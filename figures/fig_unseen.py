@@ -47,7 +47,7 @@ def draw(success: pd.DataFrame, paper: pd.DataFrame) -> Figure:
                 for row in success[(success["arm"] == arm) & (success["type"] == name)].itertuples():
                     axes.bar(x, row.success, width * 0.9, color=colour, alpha=0.35, lw=0)
                     axes.plot([x, x], [row.low, row.high], color=colour, linewidth=1.1)
-                    axes.plot(x, row.success, marker, color=colour, ms=3.6, zorder=3)
+                    axes.plot(x, row.success, marker, color=colour, ms=3.6, zorder=3, clip_on=False)
                 for value in paper[paper["arm"] == arm].itertuples() if name == "all" else ():
                     paper_mark(axes, x + 0.3 * width, value.low, value.high, PAPER_MARKERS[value.model], colour)
         if len(types) > 1 and types[-1] == "all":
