@@ -113,7 +113,7 @@ def _published(row: Mapping[str, Any]) -> str:
     low, high = row["published_low"], row["published_high"]
     if low != low:
         return "–"
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return (f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}").replace("-", "−")
 
 
 def _figure(path: Path) -> dict[str, str]:
