@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,24 @@ import numpy as np
 
 from diagnostics.records import Message, Segment
 from diagnostics.render import continuation_ids, encode, prompt_ids, token_classes
+
+_PASSAGES = re.compile(r"(<information>.*?</information>)", re.DOTALL)
+
+
+def take_out_passages(played: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with passages that stand inside a reply as messages of their own: the policy did not write them.
+
+    Search agents that generate in one go (Search-R1) have <information>..</information> in the middle of their text.
+    """
+    messages: list[Message] = []
+    for message in played:
+        parts = _PASSAGES.split(message.content) if message.role == "assistant" else []
+        if len(parts) < 2:
+            messages.append(message)
+            continue
+        roles = ("assistant", "user")  # in turn
+        messages += [Message(roles[k % 2], part.strip()) for k, part in enumerate(parts) if part.strip()]
+    return tuple(messages)
 
 
 def conversation_segments(tokenizer: Any, prompt: Sequence[Message], played: Sequence[Message]) -> list[Segment]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from diagnostics.conversations import conversation_segments, sampled_segment
+from diagnostics.conversations import conversation_segments, sampled_segment, take_out_passages
 from diagnostics.records import Message, Segment, Skill, Trajectory, Turn
 from diagnostics.render import parse_reply
 from diagnostics.transcripts import markers, read_transcript
@@ -98,6 +98,8 @@ _REMARKS = {
     "need not be those that were sampled, and there are no sampler's log-probs.",
     "success": "Success of {} of {} imported trajectories was not given and is taken as a reward above 0.",
     "task": "The task of {} of {} imported trajectories was not given; those with the same first prompt share one.",
+    "passages": "Replies of {} of {} imported trajectories hold passages in <information> tags, which are read as what "
+    "was answered to the search: the policy did not write them.",
     "untagged": "{} of {} imported trajectories have no <action> tags: the whole reply counts as what was done.",
     "other_prompt": "{} prompts of {} imported trajectories render to another text here than in the dump.",
 }
@@ -121,7 +123,9 @@ def _messages_episodes(rows: Sequence[_Row], tokenizer: Any, notes: Counter[str]
     found = []
     for row in rows:
         with _named(row):
-            prompt, played = _messages(row.fields)
+            prompt, told = _messages(row.fields)
+            played = take_out_passages(told)
+            notes["passages"] += played != told
             if "ids" in row.fields:
                 segments = [_sampled(row.fields, prompt, tokenizer)]
             else:
@@ -176,20 +180,24 @@ def _verl_episodes(rows: Sequence[_Row], tokenizer: Any, notes: Counter[str]) ->
     for name, task, lines in _sessions(rows):
         turns: list[Turn] = []
         segments: list[Segment] = []
+        inside = False
         for row in lines:
             given, reply = row.fields.get("input"), row.fields.get("output")
             with _named(row):
                 if not isinstance(given, str) or not isinstance(reply, str):
                     raise ValueError("there are neither messages nor an input and an output of text")
                 read = read_transcript(tokenizer, written, given, reply)
-                made = conversation_segments(tokenizer, read.prompt, read.played)
+                played = take_out_passages(read.played)
+                made = conversation_segments(tokenizer, read.prompt, played)
+                inside |= played != read.played
             segments += [replace(part, turn=np.where(part.response_mask, part.turn + len(turns), -1)) for part in made]
-            turns += _turns(read.prompt, read.played)
+            turns += _turns(read.prompt, played)
             notes["other_prompt"] += not read.same_prompt
         fields = {"task": task, **lines[-1].fields} if task else dict(lines[-1].fields)
         if isinstance(fields.get("acc"), int | float):  # of the reward function: whether the answer is right
             fields.setdefault("success", bool(fields["acc"]))
         notes["rendered"] += 1
+        notes["passages"] += inside
         with _named(lines[-1]):
             found.append(_episode(fields, name, turns, segments, _number(fields, "score"), notes))
     return found

@@ -149,6 +149,33 @@ def test_sampled_tokens_are_kept(tmp_path):
     )
 
 
+def test_passages_inside_a_reply_are_no_reply(tmp_path):
+    """Case B53: a search agent's episode in one text; what was retrieved is neither measured nor a class."""
+    tokenizer = chat_tokenizer()
+    text = (
+        "<think>a</think>\n<search>Ada</search>\n\n<information>Doc 1: Ada was born.</information>\n\n"
+        "<think>b</think><answer>Karsum</answer>"
+    )
+    told = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": text}]
+    imported = import_trajectories(write(tmp_path / "mine.jsonl", {"messages": told, "reward": 1}), tokenizer)
+    (found,) = imported.trajectories
+    assert said(tokenizer, found) == [
+        "<think>a</think>\n<search>Ada</search><|im_end|>",
+        "<think>b</think><answer>Karsum</answer><|im_end|>",
+    ]
+    assert [turn.action for turn in found.turns] == ["<search>Ada</search>", "<answer>Karsum</answer>"]
+    assert found.turns[1].observation == "<information>Doc 1: Ada was born.</information>"
+    assert any("1 of 1 imported trajectories hold passages" in remark for remark in imported.remarks)
+    assert sum(len(pair.response_ids) for pair in pairs(tokenizer, found)) == sum(
+        int(segment.response_mask.sum()) for segment in found.segments
+    )
+    given = decode(tokenizer, prompt_ids(tokenizer, [Message("user", "Where?")]))
+    (dumped,) = import_trajectories(
+        write(tmp_path / "1.jsonl", {"input": given, "output": text, "score": 1.0, "step": 1}), tokenizer
+    ).trajectories
+    assert said(tokenizer, dumped) == said(tokenizer, found)
+
+
 def test_untagged_replies_count_as_a_whole(tmp_path):
     rows = [{"messages": plain((DIALOGUE[0], Message("assistant", " It is 4. "))), "reward": -1} for _ in range(2)]
     rows[1]["messages"][0]["content"] = [{"type": "text", "text": "An"}, {"type": "text", "text": "other"}]
