@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product as combinations
 from typing import Any
 
 from training.envs.rooms import keyed_generator
 from training.envs.webshop.products import Product
+from training.skills.library import load_library
+from training.skills.schema import Library
 
 SHUFFLE = 233  # the original's own seed: goal n of the original files is its `fixed_n`
 # Goal numbers of a split: from, to. SDAR names 1000 training and 128 validation tasks and not which; these are ours.
@@ -34,6 +37,7 @@ class Goal:
     attributes: tuple[str, ...]
     options: tuple[str, ...]  # values
     limit: float  # dollars
+    family: str  # kind of task
     number: int = -1
 
 
@@ -45,12 +49,12 @@ def synthetic_goals(product: Product, row: int, entry: Mapping[str, Any]) -> Ite
     instruction, attributes = entry.get("instruction"), tuple(entry.get("instruction_attributes") or ())
     if not instruction or not attributes:
         return
-    limit = price_limit(product, instruction)
+    limit, kind = price_limit(product, instruction), family(instruction)
     names = sorted(product.options)
     for values in combinations(*(product.options[name] for name in names)):
         asked = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
         text = f"{instruction} with {asked}" if asked else instruction
-        yield Goal(product.asin, row, text + _limit_text(limit), attributes, values, limit)
+        yield Goal(product.asin, row, text + _limit_text(limit), attributes, values, limit, kind)
 
 
 def human_goals(product: Product, row: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
@@ -61,7 +65,17 @@ def human_goals(product: Product, row: int, entries: Sequence[Mapping[str, Any]]
             text = entry["instruction"].strip(".")
             limit = price_limit(product, text)
             options = tuple(str(option) for option in entry["instruction_options"])
-            yield Goal(product.asin, row, text + _limit_text(limit), attributes, options, limit)
+            yield Goal(product.asin, row, text + _limit_text(limit), attributes, options, limit, family(text))
+
+
+def family(instruction: str) -> str:
+    """The kind of a task, by the keywords that lead it to its skills in our library. Source: SkillRL (words ours)."""
+    return _library().section_of_sentence(instruction) or "other"
+
+
+@lru_cache(maxsize=1)
+def _library() -> Library:
+    return load_library("webshop")
 
 
 def price_limit(product: Product, instruction: str) -> float:

@@ -11,16 +11,15 @@ from training.envs.webshop.products import LEVEL, Product
 
 MATCH = 85.0  # of 100; a larger token_set_ratio is a hit
 # An option's value stands for the first of these that occurs in it, so that "navy stripes" is as good as "navy".
-COLORS = tuple(
-    (
-        "amber apricot aqua ash azure beige black blue blush bordeaux bronze brown burgundy camel camo caramel "
-        "champagne charcoal cherry chestnut chocolate cobalt coffee cognac copper coral cranberry cream crystal denim "
-        "emerald espresso floral fuchsia gold graphite gray green grey indigo ivory jade khaki lavender leopard lilac "
-        "lime magenta maroon mauve midnight mint mocha mustard natural navy nude olive orange peach pearl pink plum "
-        "purple rainbow red rose royal rust sage sand sapphire silver slate tan taupe teal turquoise violet walnut "
-        "wheat white wine yellow"
-    ).split()
+_COLORS = (
+    "amber apricot aqua ash azure beige black blue blush bordeaux bronze brown burgundy camel camo caramel "
+    "champagne charcoal cherry chestnut chocolate cobalt coffee cognac copper coral cranberry cream crystal denim "
+    "emerald espresso fuchsia gold graphite gray green grey indigo ivory jade khaki lavender leopard lilac "
+    "lime magenta maroon mauve midnight mint mocha mustard natural navy nude olive orange peach pearl pink plum "
+    "purple rainbow red rose royal rust sage sand sapphire silver slate tan taupe teal turquoise violet walnut "
+    "wheat white wine yellow"
 )
+COLORS = tuple(_COLORS.split())
 
 
 @dataclass(frozen=True)

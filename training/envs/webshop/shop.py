@@ -46,10 +46,11 @@ class Shop:
         """Raises ValueError for a number that the shop does not have."""
         if not 0 <= number < len(self._goals):
             raise ValueError(f"{self.folder}: there are {len(self._goals)} goals, counted from 0, and no goal {number}")
-        return _goal(_line(self.folder / GOALS, self._goals[number]))
+        values = _line(self.folder / GOALS, int(self._goals[number]))
+        return Goal(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
     def _product(self, row: int) -> Product:
-        values = _line(self.folder / PRODUCTS, self._rows[row])
+        values = _line(self.folder / PRODUCTS, int(self._rows[row]))
         options = {name: tuple(found) for name, found in values.pop("options").items()}
         features, attributes = tuple(values.pop("features")), tuple(values.pop("attributes"))
         return Product(**values, features=features, attributes=attributes, options=options)
@@ -86,7 +87,7 @@ def load_tasks(folder: Path, split: str) -> list[Task]:
     for number, line in enumerate(lines[first:last], start=first):
         goal = json.loads(line)
         name = f"goal_{number}/{goal['asin']}"
-        tasks.append(Task(name, "webshop", split, goal["type"], goal["instruction"], f"{folder}#{number}"))
+        tasks.append(Task(name, "webshop", split, goal["family"], goal["instruction"], f"{folder}#{number}"))
     return tasks
 
 
@@ -152,18 +153,13 @@ def source_files(source: Path, wording: Wording = "synthetic") -> dict[str, Path
 
 
 def _write(folder: Path, products: list[Product], goals: list[Goal], sources: dict[str, str], wording: Wording) -> None:
-    from training.skills.library import load_library  # the kind of a task is told by the same words as its skills
-
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).unlink(missing_ok=True)  # written last: a folder without it holds no shop
     with (folder / PRODUCTS).open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(asdict(product)) + "\n" for product in products)
     np.save(folder / ROWS, _line_starts(folder / PRODUCTS))
-    library = load_library("webshop")
     with (folder / GOALS).open("w", encoding="utf-8", newline="\n") as file:
-        for goal in goals:
-            kind = library.section_of_sentence(goal.instruction) or "other"
-            file.write(json.dumps({**asdict(goal), "type": kind}) + "\n")
+        file.writelines(json.dumps(asdict(goal)) + "\n" for goal in goals)
     shutil.rmtree(folder / INDEX, ignore_errors=True)
     bm25.build((product.text for product in products), folder / INDEX)
     splits = {name: _ids(folder, name) for name, (first, last) in SPLITS.items() if len(goals) >= (last or first + 1)}
@@ -176,14 +172,9 @@ def _ids(folder: Path, split: str) -> dict[str, Any]:
     return {"goals": len(ids), "sha256": hashlib.sha256("\n".join(ids).encode()).hexdigest()}
 
 
-def _goal(values: dict[str, Any]) -> Goal:
-    del values["type"]
-    return Goal(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-
-
 def _line(path: Path, start: int) -> dict[str, Any]:
     with path.open("rb") as file:
-        file.seek(int(start))
+        file.seek(start)
         return json.loads(file.readline())
 
 
