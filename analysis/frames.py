@@ -53,7 +53,8 @@ def episode_frame(artifact: Artifact, **labels: str) -> pd.DataFrame:
     """One row an episode of a trajectories artifact; `labels` become columns (e.g. arm="grpo").
 
     Columns: trajectory, task, type, env, split, step, seed, attempt, success, reward, n_turns, n_invalid, stop_reason,
-    error (None or the reason), with_skill. Episodes with an error never count as a loss: see `played`.
+    error (None or the reason), with_skill, score (NaN where the environment tells success alone).
+    Episodes with an error never count as a loss: see `played`.
     """
     table = artifact.table("trajectories").combine_chunks()
     names = {"id": "trajectory", "task_id": "task", "task_type": "type"}
@@ -66,6 +67,8 @@ def episode_frame(artifact: Artifact, **labels: str) -> pd.DataFrame:
     frame["n_invalid"] = np.bincount(owner[invalid], minlength=len(frame))
     frame["error"] = frame["error"].astype(object).where(frame["error"].notna(), None)
     frame["with_skill"] = np.asarray(pc.is_valid(table.column("skill")))
+    graded = "score" in table.column_names  # not in episodes of before there was one
+    frame["score"] = table.column("score").to_numpy(zero_copy_only=False).astype(float) if graded else np.nan
     return frame.assign(**labels)
 
 

@@ -155,7 +155,7 @@ def _search_qa() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         world = generate(Path(scratch), dict.fromkeys(SPLITS, 8))
         env, task = SearchQAEnv(str(world / PASSAGES)), load_questions(world, "train")[0]
-        step, seen = env.reset(task), []
+        step, seen = env.reset(task), list[str]()
         while not step.done:
             step = env.step(expert_move(task.description, seen).action)
             seen.append(step.observation)

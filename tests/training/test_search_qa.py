@@ -155,6 +155,8 @@ def test_a_maker_refuses_what_cannot_work(small: Path, tmp_path: Path) -> None:
             (small / PASSAGES).unlink(missing_ok=folder == small)
             make_search_qa(EnvConfig("searchqa", str(folder)), None)
         write_lines(small / PASSAGES, PAGES)
+    with pytest.raises(ValueError, match="0 passages of 160 tokens, expected 1 or more"):
+        make_search_qa(EnvConfig("searchqa", str(small), search=SearchConfig(passages=0)), None)
     slow = EnvConfig("searchqa", str(small), search=SearchConfig("http://127.0.0.1:9", timeout=20.0))
     with pytest.raises(ValueError, match=r"env.timeout is 60 seconds, but 3 requests .* take up to 121.5"):
         make_search_qa(slow, None)

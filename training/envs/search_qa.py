@@ -118,6 +118,10 @@ def make_search_qa(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
     Raises: ValueError without passages or a server, and for a server's time limit that the pool would cut short.
     """
     search = env.search
+    if search.passages < 1 or search.passage_tokens < 1:
+        raise ValueError(
+            f"env.search has {search.passages} passages of {search.passage_tokens} tokens, expected 1 or more of each"
+        )
     where = search.retriever or str(search_folder(env) / PASSAGES)
     if "://" in where:
         open_retriever(where, search.timeout)
@@ -127,11 +131,11 @@ def make_search_qa(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
                 f"env.timeout is {env.timeout:g} seconds, but {TRIES} requests of env.search.timeout "
                 f"{search.timeout:g} (to connect, then to answer) take up to {longest:g}; raise it or lower the latter"
             )
-    elif Path(where).is_file():
+    elif Path(where).is_file() and not where.endswith(".gz"):
         passage_index(Path(where))
     else:
         raise ValueError(
-            f"{where}: no passages to search in; name a passage file or a retrieval server's address with "
+            f"{where}: no passages to search in; name a plain .jsonl file of them or a retrieval server's address with "
             "--env.search.retriever"
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,0 +1,73 @@
+"""Scores beside success: what an environment gives for an answer or a purchase that is right in part.
+
+Search-QA: success is the exact match and score the F1 of words; WebShop: success is a perfect purchase and score its
+raw reward. Both in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.frames import played
+from analysis.tables import groups
+
+MEAN = "mean"  # of the types, each counting the same: the "Avg." of the papers' tables
+_SEED = 0
+
+
+def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
+    """Mean success and score by group and task type (the data set of a question), then over "all" episodes and as the
+    "mean" of the types.
+
+    Columns: `by`, type, success, success_low, success_high, score, score_low, score_high, n_episodes, n_tasks,
+    n_errors. Intervals: tasks resampled whole; of "mean" normal, from the standard errors of the types. Episodes with
+    an error count nowhere.
+    Source: ours; the papers print means alone.
+    Raises: ValueError when no episode has a score: its environment tells success alone.
+    """
+    if episodes["score"].isna().all():
+        raise ValueError("no episode has a score: their environment tells success alone, see success_table")
+    rows = []
+    for key, group in groups(episodes, by):
+        parts = {str(name): part for name, part in group.groupby("type", sort=True)}
+        rows += [{**key, "type": name, **_means(part)} for name, part in {**parts, "all": group}.items()]
+        rows.append({**key, "type": MEAN, **_mean_of_types(list(parts.values()))})
+    return pd.DataFrame(rows)
+
+
+def _by_task(episodes: pd.DataFrame, column: str) -> np.ndarray:
+    done = played(episodes)
+    return done[column].astype(float).groupby(done["task"]).mean().to_numpy()
+
+
+def _variance_of_mean(values: np.ndarray) -> float:
+    return float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else np.nan
+
+
+def _counts(episodes: pd.DataFrame) -> dict[str, Any]:
+    done = played(episodes)
+    return {"n_episodes": len(done), "n_tasks": done["task"].nunique(), "n_errors": len(episodes) - len(done)}
+
+
+def _means(episodes: pd.DataFrame) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column in ("success", "score"):
+        done = played(episodes)[column].astype(float)
+        interval = stats.bootstrap_mean(_by_task(episodes, column), np.random.default_rng(_SEED))
+        row |= {column: done.mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
+    return row | _counts(episodes)
+
+
+def _mean_of_types(types: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column in ("success", "score"):
+        means = [played(part)[column].astype(float).mean() for part in types]
+        spread = [_variance_of_mean(_by_task(part, column)) for part in types]
+        middle, half = np.mean(means), 1.96 * np.sqrt(np.sum(spread)) / len(types)
+        row |= {column: middle, f"{column}_low": middle - half, f"{column}_high": middle + half}
+    return row | _counts(pd.concat(types))
