@@ -26,8 +26,8 @@ from diagnostics.weighing import TurnGaps, weigh
 
 OWN = "own_skill"
 NOT_PERTURBED = (OWN, "floor")  # floor: the empty text again
-READ = 32  # trajectories whose quality is read, the first by the hash of their id
 TOKENS = 768  # of the other episode as it was played that are read, in whole turns from the first, at least one
+BUDGET = 128_000  # of such tokens in all readings together: trajectories in the order of the hash of their id
 
 NO_SKILL = "no skill"
 NO_TEXT = "no text in this context"
@@ -35,7 +35,7 @@ SAME_TEXT = "the text is the skill itself"
 NOT_PAIRED = "no turn has a teacher in both contexts"
 NO_MATE = "no other episode of the task"
 NO_SUCCESS = "no successful other episode of the task"
-NOT_READ = f"beyond the {READ} trajectories whose quality is read"
+NOT_READ = f"beyond the {BUDGET:,} tokens that are read for the quality"
 TOO_LONG = "the other episode is too long for the teacher"
 NO_ACTION = "no action token in what is read of the other episode"
 NOT_FINITE = "a log-prob is not finite"
@@ -71,7 +71,8 @@ class Perturbation:
     """Gaps of all contexts in a stream, and the quality of the teacher in a reading of its own behind it.
 
     Source: PCSD Fig. 5, whose quality is not described; its form here is ours.
-    Cost: for each of at most 32 trajectories one reading of at most 768 tokens and the text in every context.
+    Cost: for each trajectory one reading of at most 768 tokens and the text in every context, and of at most 128,000
+    tokens in all (but for one trajectory).
     """
 
     subject: Subject
@@ -94,7 +95,7 @@ class Perturbation:
         asked = {(t.id, name): self._text_fault(t, name) for t in subject.trajectories for name in contexts}
         able = [t.id for t in subject.trajectories if isinstance(mates[t.id], Trajectory)]
         able = [id for id in able if not all(asked[id, name] for name in contexts)]
-        chosen = frozenset(sorted(able, key=_hash)[:READ])
+        chosen = self._affordable(sorted(able, key=_hash), mates, len(contexts) + 1)
         quality = self._qualities(chosen, mates, [key for key, fault in asked.items() if not fault])
         rows = []
         for trajectory in subject.trajectories:
@@ -102,6 +103,12 @@ class Perturbation:
                 unit = self._unit(trajectory, name, asked[trajectory.id, name], mates[trajectory.id], quality)
                 rows += [{"task": trajectory.task_id, "context": name, **row} for row in unit]
         return {"perturbation": to_table(rows, PERTURBATION_COLUMNS)}
+
+    def _affordable(self, ids: Sequence[str], mates: Mapping[str, Any], readings: int) -> frozenset[str]:
+        """The first trajectories whose mates can be read so many times each within the budget, at least one."""
+        read = [excerpt(self.subject.segments.get(mates[id].id, ()), TOKENS) for id in ids]
+        spent = np.cumsum([readings * sum(len(segment.ids) for segment in segments) for segments in read])
+        return frozenset(ids[: max(1, int((spent <= BUDGET).sum()))])
 
     def _text_fault(self, trajectory: Trajectory, context: str) -> str:
         """Why the weights of two contexts cannot be compared, "" where they can."""

@@ -152,7 +152,8 @@ def test_what_is_too_long_has_no_action_or_is_beyond_the_sample_is_named(
     assert quality_of(subject, plays[2], "").value == pytest.approx(plain_quality(plays[2], ""), abs=1e-5)
     rows = run(tmp_path / "b", group(), {"y1": "Look. " * 50, **skills(group()[:2])}, max_teacher_tokens=300)
     assert pick(rows, trajectory="y1", context="none", method="sigmoid")["undefined"] == perturbation.NOT_PAIRED
-    monkeypatch.setattr(perturbation, "READ", 2)
+    each = 3 * sum(len(segment.ids) for segment in group()[0].segments)  # all are as long, and each is read three times
+    monkeypatch.setattr(perturbation, "BUDGET", 2 * each)
     reasons = [r["undefined"] for r in run(tmp_path / "c", group())]
     assert reasons.count(perturbation.NOT_READ) == 1 * 2 * len(WEIGHTS)  # of three that could be read
 
