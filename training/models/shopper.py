@@ -135,7 +135,7 @@ class Shopper:
         named = [value for value in offered if re.search(rf"\b{re.escape(value)}\b", self.request.text)]
         return max(named, key=len, default=None)
 
-    def _lacking(self, text: str) -> set[str]:
+    def _lacking(self, text: str) -> frozenset[str]:
         return self.request.words - set(_WORD.findall(text.lower()))
 
     def _affordable(self, tag: str) -> bool:
