@@ -10,12 +10,15 @@ import dataclasses
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +128,7 @@ def save_artifact(
             "config": config,
             "args": args,
             "commit": _commit(),
+            "versions": _versions(),
             "seeds": list(seeds),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "inputs": [{"path": Path(os.path.relpath(i.path, path)).as_posix(), "digest": i.digest} for i in inputs],
@@ -313,6 +317,15 @@ def _alive(pid: str) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _versions() -> dict[str, str]:
+    """Of what numbers depend on, where it is installed."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "numpy", "pyarrow"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -14,10 +14,26 @@ from figures.figure import SavedFigure
 
 FIGURES = (
     "fig_invisible_advantage",
-    "fig_ablation",
+    "fig_controls",
+    "fig_probes",
     "fig_cka",
-    "fig_patching",
+    "fig_main_table",
+    "fig_ablation",
+    "fig_alignment",
+    "fig_warmup",
+    "fig_learning",
+    "fig_turn_kl",
+    "fig_kl",
+    "fig_gap",
+    "fig_gate",
+    "fig_weights_dynamics",
+    "fig_unseen",
+    "fig_perturbation",
+    "fig_agreement",
+    "fig_thresholds",
+    "fig_tokens",
     "fig_audit",
+    "fig_patching",
 )
 
 

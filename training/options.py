@@ -47,7 +47,7 @@ class Diagnose:
     """Read the same responses with and without a skill and measure what changes."""
 
     target: Positional[Annotated[str, arg(metavar="RUN|MODEL", help=SUBJECT)]] = ""
-    measures: str = "change"  # of change, cka, probe, patching, audit, with commas; or all
+    measures: str = "change"  # change, cka, probe, gaps, perturbation, agreement, tokens, patching, audit; or all
     contexts: str = "own_skill,other_skill,unrelated,shuffled,none,floor"  # what stands in front of the task
     trajectories: str | None = None  # artifact with the episodes; None: those the run played last
     skills: str | None = None  # artifact with their skills; None: beside the episodes, else the policy writes them

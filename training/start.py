@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from training.config import Config
 from training.envs.panels import disjoint
 from training.episodes import panel_episodes
 from training.evaluate import summarise
+from training.method import describe, load_method
 from training.models.load import load_policy
 from training.session import Session
 from training.settings import refuse_changes
@@ -75,10 +77,12 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
 
 
 def _record(config: Config, run: Path, args: Mapping[str, Any]) -> None:
-    """config.json (resolved), args.json (as passed), code.diff (what differs from the last commit), and the file of a
-    method from outside."""
+    """config.json (resolved), args.json (as passed), method.json (what it needs, and how it departs from its paper),
+    code.diff (what differs from the last commit), and the file of a method from outside."""
+    method = load_method(config.method)
     write_json(run / "config.json", asdict(config))
     write_json(run / "args.json", args)
+    write_json(run / "method.json", {**describe(method), "doc": sys.modules[method.config.__module__].__doc__})
     if config.method.endswith(".py"):
         shutil.copyfile(config.method, run / "method.py")
     (run / "code.diff").write_text(_code_diff(), encoding="utf-8")

@@ -155,6 +155,6 @@ def test_tables_of_the_figure_take_what_is_ready(measured, tmp_path, episode):
 def test_measured_tables_take_what_is_ready(measured, tmp_path):
     readers = {"tiny": measured.path, "smollm2-135m": tmp_path / "not_there_yet"}
     tables, inputs = measured_tables(readers)
-    assert set(tables) == {"changes", "thresholds"} and [i.path for i in inputs] == [measured.path]
+    assert set(tables) == {"changes", "thresholds", "layer_changes"} and [i.path for i in inputs] == [measured.path]
     assert set(tables["changes"]["reader"]) == {"tiny"}
     assert measured_tables({"later": tmp_path / "not_there_yet"}) == ({}, [])

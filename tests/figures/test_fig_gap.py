@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.reference import paper_values
 from figures import fig_gap, fig_turn_kl
 
 INPUTS = {"measurements/tiny": "0123abcd"}
@@ -40,16 +41,6 @@ def tables() -> dict[str, pd.DataFrame]:
                  "share": value, "low": value * 0.8, "high": value * 1.2, "n_tokens": 400, "n_trajectories": 9}
             )  # fmt: skip
     return {"gaps": pd.DataFrame(gaps), "gap_histogram": pd.DataFrame(histogram)}
-
-
-@pytest.fixture
-def signals() -> pd.DataFrame:
-    rows = [
-        {"arm": arm, "metric": metric, "step": step, "value": 0.01 * step, "lowest": 0.008 * step,
-         "highest": 0.012 * step, "n_training_seeds": 2}
-        for arm in ("grpo", "sdar") for metric in ("loss/kl", "loss/policy") for step in range(1, 6)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def ydata(axes, count: int) -> list[list[float]]:
@@ -98,16 +89,10 @@ def test_one_context_two_readers_and_no_own_skill(tmp_path, tables, module):
         module.write(tmp_path / "none", INPUTS, other)
 
 
-def test_the_training_curve_is_drawn_where_there_is_one(tmp_path, tables, signals):
-    saved = fig_turn_kl.write(tmp_path, INPUTS, {**tables, "signals": signals})
-    turns, drawn, paper = (pd.read_csv(saved.data[name]) for name in ("turns", "signals", "paper"))
-    assert set(turns["by"]) == {"turn"} and set(turns["quantity"]) == {"kl"} and set(drawn["metric"]) == {"loss/kl"}
-    paper["model"] = ""  # an empty cell, which is read as missing
-    a, b = fig_turn_kl.draw(turns, drawn, paper).axes
-    assert ydata(a, 12) == [[round(-10 * level * turn, 9) for turn in range(1, 13)] for level in LEVELS.values()]
-    assert ydata(b, 5) == [[0.01, 0.02, 0.03, 0.04, 0.05]] * 2 and len(b.collections) == 2
-    assert [text.get_text() for text in b.get_legend().get_texts()] == ["grpo", "sdar"]
-    assert 0.35 in [y for line in b.lines for y in line.get_ydata()]
-    without = fig_turn_kl.write(tmp_path / "without", INPUTS, tables)
-    assert len(fig_turn_kl.draw(turns, drawn.iloc[:0], paper).axes) == 1
-    assert set(pd.read_csv(without.data["paper"])["quantity"]) == {"kl/by_turn"}
+def test_the_kl_of_every_turn_is_drawn(tmp_path, tables):
+    saved = fig_turn_kl.write(tmp_path, INPUTS, tables)
+    turns, paper = (pd.read_csv(saved.data[name]) for name in ("turns", "paper"))
+    assert set(turns["by"]) == {"turn"} and set(turns["quantity"]) == {"kl"}
+    assert set(paper["quantity"]) == {"kl/by_turn"}
+    (axes,) = fig_turn_kl.draw(turns, paper_values("kl/by_turn")).axes
+    assert ydata(axes, 12) == [[round(-10 * level * turn, 9) for turn in range(1, 13)] for level in LEVELS.values()]
