@@ -16,6 +16,8 @@ from diagnostics.forward import Against, Context, Divergence, Output, read_conte
 from diagnostics.paired import PairedSegment, student_context, teacher_context
 from diagnostics.passes import PairedPass, student_pass, with_teacher
 
+KEPT_ELEMENTS = 2**26  # of a student's distributions kept beside its teachers, 256 MB in fp32; more are made anew
+
 
 def run_beside(
     model: Any,
@@ -58,23 +60,29 @@ def run_beside(
     lengths = [len(pair.response_ids) for pair in first]
     row = torch.repeat_interleave(torch.arange(len(first)), torch.tensor(lengths))
     order = torch.arange(len(row))
+    device, vocabulary = next(model.parameters()).device, model.get_output_embeddings().weight.shape[0]
+    kept = None
+    if divergence != "none" and len(row) * vocabulary <= KEPT_ELEMENTS:
+        kept = torch.empty(len(row), vocabulary, device=device)
     with reading_mode(model, False):
-        student = read(students, width)
+        student = read(students, width, keep=kept)
     base, final = student_pass(row, [True] * len(first), [student], blocks, order), student.final
     del student  # its states live on in the pass
 
-    def against(final: Tensor) -> Against | None:
-        return None if divergence == "none" else Against(divergence, model, final, "student")
+    def against(tokens: slice) -> Against | None:
+        distributions = None if kept is None else kept[tokens]
+        return None if divergence == "none" else Against(divergence, model, final[tokens], "student", distributions)
 
     for name, contexts in teachers.items():
         with reading_mode(model, False):
             if name in alone:
-                finals = final.split(lengths)
+                ends = np.cumsum(lengths).tolist()
+                tokens = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
                 readings = [
-                    read(_alone(c, len(first)), against=against(f)) for c, f in zip(contexts, finals, strict=True)
+                    read(_alone(c, len(first)), against=against(t)) for c, t in zip(contexts, tokens, strict=True)
                 ]
             else:
-                readings = [read(contexts, width, against=against(final))]
+                readings = [read(contexts, width, against=against(slice(None)))]
         passed = with_teacher(base, readings, blocks, order)
         del readings
         yield name, passed

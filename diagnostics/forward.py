@@ -51,6 +51,7 @@ class Against(NamedTuple):
     model: Any
     final: Float[Tensor, "M D"]
     branch: Literal["student", "teacher"] = "teacher"  # whose distribution it is
+    logprobs: Float[Tensor, "M V"] | None = None  # of all tokens, where they were kept; nats
 
 
 @contextmanager
@@ -79,12 +80,14 @@ def read_contexts(
     against: Against | None = None,
     outputs: Mapping[str, Output] = MappingProxyType({}),
     capture: CaptureStates | None = None,
+    keep: Float[Tensor, "M V"] | None = None,
 ) -> Reading:
     """One forward over right-padded contexts, at least `width` wide.
 
     Args: at, states at the response tokens instead of before them; against, the other branch, whose full
     distribution this one's is compared with; outputs, what is kept of each token's full distribution; capture, of
-    another backend (None: the forward hooks); the head is the model's own in any case.
+    another backend (None: the forward hooks); the head is the model's own in any case; keep, is filled with the full
+    distributions, log-probs in nats.
     """
     device = next(model.parameters()).device
     width = max(width, *(len(context.ids) for context in contexts))
@@ -108,7 +111,7 @@ def read_contexts(
     found = read(model, tensor(ids), tensor(mask), layers, select=(tensor(rows), tensor(before)))
     final = found.final[:count]
     states = {name: states[-count:] for name, states in found.states.items()}
-    scored = _score(model, final, tensor(targets), temperature, entropy, against, outputs)
+    scored = _score(model, final, tensor(targets), temperature, entropy, against, outputs, keep)
     logprobs, entropies, divergences, values = scored
     return Reading(logprobs, entropies, divergences, states, final, values)
 
@@ -139,40 +142,46 @@ def _score(
     entropy: bool,
     against: Against | None,
     outputs: Mapping[str, Output],
+    keep: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor]]:
     """Log-probs of the targets, entropies, divergences and outputs, the head applied piece by piece so that [M, V]
     never exists."""
 
-    def rows(target: Tensor, logits: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+    def rows(target: Tensor, logits: Tensor, other: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
         logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+        if keep is not None:
+            kept.copy_(logprobs)
         nothing = logprobs.new_zeros(0)
         entropies = -(logprobs.exp() * logprobs).sum(-1) if entropy else nothing
         apart = nothing
         if against is not None:
             with torch.no_grad():
-                others = torch.log_softmax(other.float() / temperature, dim=-1)
+                others = other if known else torch.log_softmax(other.float() / temperature, dim=-1)
             branches = (logprobs, others) if against.branch == "teacher" else (others, logprobs)
             apart = divergence(*branches, against.kind)
         values = [output(logprobs) for output in outputs.values()]
         return logprobs.gather(-1, target[:, None])[:, 0], entropies, apart, *values
 
-    def score(piece: Tensor, target: Tensor, other: Tensor) -> tuple[Tensor, ...]:
-        logits = others = output_head(model)(piece)
-        if against is not None:
+    def score(piece: Tensor, target: Tensor, other: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        logits = output_head(model)(piece)
+        if against is not None and not known:
             with torch.no_grad():
-                others = output_head(against.model)(other)
+                other = output_head(against.model)(other)
+        parts = target, logits, other, kept
         if torch.is_grad_enabled() or logits.device.type != "cpu":
-            return rows(target, logits, others)
+            return rows(*parts)
         count = max(1, CACHED_ELEMENTS // logits.shape[-1])
-        return _joined(
-            [rows(*block) for block in zip(*(x.split(count) for x in (target, logits, others)), strict=True)]
-        )
+        return _joined([rows(*block) for block in zip(*(part.split(count) for part in parts), strict=True)])
 
+    known = against is not None and against.logprobs is not None
     size = max(1, LOGIT_ELEMENTS // model.config.get_text_config().vocab_size)
     if torch.is_grad_enabled() and len(hidden) > size:  # keep a piece's logits for its own backward only
         score = partial(checkpoint, score, use_reentrant=False)
-    finals = hidden if against is None else against.final
-    pieces = [score(*piece) for piece in zip(*(x.split(size) for x in (hidden, targets, finals)), strict=True)]
+    others = targets  # stands for what is absent, as it does in the place of keep
+    if against is not None:
+        others = against.final if against.logprobs is None else against.logprobs
+    parts = hidden, targets, others, targets if keep is None else keep
+    pieces = [score(*piece) for piece in zip(*(part.split(size) for part in parts), strict=True)]
     logprobs, entropies, apart, *values = _joined(pieces)
     named = dict(zip(outputs, values, strict=True))
     return logprobs, entropies if entropy else None, None if against is None else apart, named

@@ -458,6 +458,19 @@ def test_several_teachers_beside_one_student_read_what_each_pair_reads() -> None
                 assert value is _values(result["own_skill"])[key]
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_student_s_distributions_are_kept_or_made_anew(monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
+    model, rows = tiny_model(), []
+    kept = {name: _values(passed) for name, passed in run_beside(model, BESIDE, **EVERYTHING)}
+    if anew:
+        monkeypatch.setattr("diagnostics.beside.KEPT_ELEMENTS", 0)
+    model.lm_head.register_forward_hook(lambda module, args, logits: rows.append(len(logits)))
+    for name, passed in run_beside(model, BESIDE, **EVERYTHING):
+        values = _values(passed)
+        assert all(torch.equal(values[key], value) for key, value in kept[name].items())
+    assert len(rows) == 1 + len(BESIDE) + anew * len(BESIDE)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_b05_an_empty_skill_beside_longer_ones_changes_nothing_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
