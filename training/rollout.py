@@ -163,12 +163,9 @@ class Episode:
         task, observation = self.start.task, self.state.observation
         admissible = self.state.admissible if self.show_admissible else None
         new: list[int] | None = None
-        split = False
-        if self.sampler.protocol == "windowed":
-            shown = self.turns[max(0, len(self.turns) - self.history) :]
-            self.messages = render.windowed_messages(
-                task.description, len(self.turns), shown, observation, admissible, self.skill
-            )
+        split, windowed = False, self.sampler.protocol == "windowed"
+        if windowed:
+            new = self._windowed(admissible, max_context - self.sampler.max_new_tokens)
         elif self.last is None:
             self.messages = render.task_messages(task.description, observation, admissible, self.skill)
         else:
@@ -176,10 +173,12 @@ class Episode:
             new = render.continuation_ids(self.sampler.tokenizer, self.messages, self.last.text, following)
             split = new is None
             self.messages = (*self.messages, Message("assistant", self.last.text), following)
-        fresh = new is None
+        fresh = windowed or new is None
         if new is None:
             new = render.prompt_ids(self.sampler.tokenizer, self.messages)
-        elif self.last is not None and not self.last.ended:  # the template ends every turn; this token was not sampled
+        elif (
+            not fresh and self.last is not None and not self.last.ended
+        ):  # the template ends every turn; this token was not sampled
             new = [self.sampler.tokenizer.eos_token_id, *new]
         if (0 if fresh else len(self.drafts[-1].ids)) + len(new) + self.sampler.max_new_tokens > max_context:
             self.stop = "context_limit"
@@ -189,6 +188,24 @@ class Episode:
             stats.split_segments += split
         self.drafts[-1].add(new)
         return Request((self.seed, task.id, self.start.attempt, len(self.turns)), new, fresh)
+
+    def _windowed(self, admissible: Sequence[str] | None, room: int) -> list[int]:
+        """The prompt of one turn; turns of the history go, the oldest first, while it has more than `room` tokens.
+
+        Source: ours; the released WebShop prompts leave the whole history out of a long one.
+        """
+        assert self.state is not None
+        description, observation = self.start.task.description, self.state.observation
+        ids: list[int] = []
+        for first in range(max(0, len(self.turns) - self.history), len(self.turns) + 1):
+            shown = self.turns[first:]
+            self.messages = render.windowed_messages(
+                description, len(self.turns), shown, observation, admissible, self.skill
+            )
+            ids = render.prompt_ids(self.sampler.tokenizer, self.messages)
+            if len(ids) <= room:
+                break
+        return ids
 
     def take(self, reply: Reply, stats: RolloutStats) -> str:
         """Store a reply; the text for the environment: the command, or the raw reply, which changes nothing there."""

@@ -230,10 +230,10 @@ class TestEndings:
     @pytest.mark.parametrize("protocol", ["append", "windowed"])
     def test_context_limit(self, protocol: str) -> None:
         sampler = ScriptedSampler(lambda key: GOOD, protocol=protocol)
-        free, _ = played("", "won 5", sampler=sampler)
+        free, _ = played("", "won 5", sampler=sampler, history=0)  # turns of a history would make room
         room = len(free.segments[0].ids if protocol == "append" else free.segments[3].ids) - 1
         sampler.max_new_tokens = 40  # the scripted reply has 40 tokens
-        bounded, _ = played("", "won 5", sampler=sampler, max_context=room)
+        bounded, _ = played("", "won 5", sampler=sampler, max_context=room, history=0)
         assert bounded.stop_reason == "context_limit" and not bounded.success
         assert 0 < len(bounded.turns) < 5
         assert max(len(segment.ids) for segment in bounded.segments) <= room

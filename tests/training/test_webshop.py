@@ -341,6 +341,24 @@ def test_the_prompt_has_the_task_the_page_and_its_commands(small: Path) -> None:
     )
 
 
+def test_a_long_page_of_the_history_makes_room(small: Path) -> None:
+    """Under `windowed` the oldest turns go where a prompt would pass the limit, and no more of them than must."""
+    game = goal_of(small, "B000000003", ("black", "m"))
+
+    def prompts(history: int, max_context: int = 10**5) -> list[tuple[int, str]]:
+        sampler = ScriptedSampler(lambda key: f"<think>so</think><action>{GOOD[key[-1]]}</action>", protocol="windowed")
+        limits = {"seed": 0, "max_turns": 15, "max_context": max_context, "history": history}
+        (played,), _ = rollout(sampler, Local(), [Start(game, 0, 0)], **limits)
+        assert played.success
+        return [(segment.prompt_length, segment.messages[0].content) for segment in played.segments]
+
+    room = max(length for length, _ in prompts(1))
+    by_history = [dict(enumerate(prompts(history))) for history in (2, 1, 0)]
+    expected = [next(by[turn] for by in by_history if by[turn][0] <= room) for turn in range(len(GOOD))]
+    assert prompts(2, room + 64) == expected  # 64: max_new_tokens of the sampler
+    assert expected not in (list(by_history[0].values()), list(by_history[1].values()))
+
+
 def test_a_writer_sees_the_pages_and_how_the_purchase_was_judged(small: Path) -> None:
     game = goal_of(small, "B000000003", ("black", "m"))
     part = rolled(game, [*GOOD[:3], "click[buy now]"])
