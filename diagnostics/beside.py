@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from diagnostics.capture import CaptureStates, layer_names
 from diagnostics.forward import Against, Context, Divergence, Output, read_contexts, reading_mode

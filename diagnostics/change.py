@@ -21,6 +21,7 @@ from torch import Tensor
 from diagnostics.artifact import to_table
 from diagnostics.measure import Measure, Needs
 from diagnostics.paired import PairedPass, PairedSegment
+from diagnostics.passes import finite_rows
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, TokenClass, measurement
 
 HIDDEN = ("hidden_change", "hidden_change_centred", "hidden_norm_change")
@@ -85,7 +86,9 @@ def norm_change(student_states: Float[Tensor, "L M D"], teacher_states: Float[Te
     Args: states [L, M, D]. Returns: [L, M], >= 0, float64; where the student's state is zero 0 or
     infinite.
     """
-    student, teacher = (states.norm(dim=-1, dtype=torch.float64) for states in (student_states, teacher_states))
+    student, teacher = (
+        torch.stack([layer.double().norm(dim=-1) for layer in states]) for states in (student_states, teacher_states)
+    )
     apart = (teacher - student).abs()
     return torch.where(apart == 0, 0.0, apart / student)
 
@@ -135,8 +138,8 @@ class Change:
         """Adds a batch of student states to the mean that centres all contexts."""
         assert passed.student_states is not None, "change needs states"
         states = passed.student_states.detach()
-        states = states[:, states.isfinite().all(-1).all(0)]
-        total = states.sum(1, dtype=torch.float64)
+        states = states[:, finite_rows(states)]
+        total = torch.stack([layer.double().sum(0) for layer in states])
         self.state_sum = total if self.state_sum is None else self.state_sum + total
         self.state_count += states.shape[1]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from diagnostics.artifact import to_table
 from diagnostics.measure import Measure, Needs, Subject
 from diagnostics.paired import PairedPass, PairedSegment
+from diagnostics.passes import finite_rows
 from diagnostics.records import MEASUREMENT_COLUMNS, Provenance, measurement
 from diagnostics.similarity import VERSIONS, Moments, block_sums, massive_coordinates
 
@@ -53,9 +54,11 @@ class Spread:
 
     def add(self, states: Float[Tensor, "L M D"]) -> None:
         """Adds M rows; those that are not finite in every layer are left out."""
-        states = states[:, states.isfinite().all(-1).all(0)]
-        total = states.sum(1, dtype=torch.float64)
-        squares = torch.stack([layer.double().square().sum(0) for layer in states])
+        finite = finite_rows(states)
+        if not bool(finite.all()):
+            states = states[:, finite]
+        rows = [layer.double() for layer in states]
+        total, squares = (torch.stack(sums) for sums in ([r.sum(0) for r in rows], [r.square().sum(0) for r in rows]))
         self.n += states.shape[1]
         self.total = total if self.total is None else self.total + total
         self.squares = squares if self.squares is None else self.squares + squares
@@ -130,7 +133,7 @@ class Comparison:
 
         Args: keys, random in [0, 1), the same for a token in every comparison; blocks, of each token's task.
         """
-        finite = a.isfinite().all(-1).all(0) & b.isfinite().all(-1).all(0)
+        finite = finite_rows(a) & finite_rows(b)
         if not bool(finite.all()):
             self._not_finite += int((~finite).sum())
             there = finite.cpu().numpy()

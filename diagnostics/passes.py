@@ -81,6 +81,12 @@ def with_teacher(
     )
 
 
+def finite_rows(states: Float[Tensor, "L M D"]) -> Bool[Tensor, "M"]:
+    """The tokens whose states are finite in every layer."""
+    finite = states.sum(-1).isfinite().all(0)  # a finite sum has finite terms; only the others need a look at each
+    return finite if bool(finite.all()) else states.isfinite().all(-1).all(0)
+
+
 def _join(parts: Sequence[Any], back: Tensor) -> Any:
     """The parts in the order of the pairs; None where nothing was read."""
     if parts[0] is None or len(parts) == 1:

@@ -22,6 +22,7 @@ MINIMUM = 4  # rows: the unbiased estimator divides by n - 3
 _CONSTANT = 1e-14
 # Below this share of the mean square of its Gram an unbiased self-HSIC is the rounding of terms that cancel
 _NOT_POSITIVE = 1e-10
+_WIDTH = 128  # columns of a symmetric product at a time: little more than half of it is made
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ class Moments:
             keep_x, keep_y = (keep[layer] for keep in self._keep)
             p, q = a.square() @ keep_x, b.square() @ keep_y  # [M, 2]
             weights = torch.cat([torch.ones_like(p[:, :1]), p, q], dim=1).T
-            self._xx[layer].addmm_(a.T, a)
-            self._yy[layer].addmm_(b.T, b)
+            _add_upper(self._xx[layer], a)
+            _add_upper(self._yy[layer], b)
             self._xy[layer].addmm_(a.T, b)
             self._x[layer].addmm_(weights, a)
             self._y[layer].addmm_(weights, b)
@@ -172,8 +173,8 @@ class Moments:
             _moment_hsic(n, moment * left[:, None] * right, *vectors, *squares)
             for moment, left, right, vectors, squares in (
                 (self._xy[layer], keep_x, keep_y, (x, y, qx, py), (p, q, pq)),
-                (self._xx[layer], keep_x, keep_x, (x, x, px, px), (p, p, pp)),
-                (self._yy[layer], keep_y, keep_y, (y, y, qy, qy), (q, q, qq)),
+                (_symmetric(self._xx[layer]), keep_x, keep_x, (x, x, px, px), (p, p, pp)),
+                (_symmetric(self._yy[layer]), keep_y, keep_y, (y, y, qy, qy), (q, q, qq)),
             )
         )
         varies = p - x @ x / n > _CONSTANT * (before_x + p), q - y @ y / n > _CONSTANT * (before_y + q)
@@ -245,6 +246,17 @@ def block_sums(
             within[block] += inside @ inside.T
     constant = torch.tensor([_constant(representation) for representation in representations], device=rows.device)
     return BlockSums(sizes, touching, within, rows, constant)
+
+
+def _add_upper(product: Tensor, rows: Tensor) -> None:
+    """Adds rows' rows to a symmetric product, at and above its diagonal."""
+    for start in range(0, rows.shape[1], _WIDTH):
+        product[start : start + _WIDTH, start:].addmm_(rows[:, start : start + _WIDTH].T, rows[:, start:])
+
+
+def _symmetric(upper: Tensor) -> Tensor:
+    """The whole product whose part at and above the diagonal is given."""
+    return upper.triu() + upper.triu(1).T
 
 
 def _moment_hsic(

@@ -149,7 +149,7 @@ def test_equal_representations_are_exactly_one() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 7, [2, 3, 60, 100]])
-@pytest.mark.parametrize("n, d, e", [(150, 20, 20), (30, 50, 40)])
+@pytest.mark.parametrize("n, d, e", [(150, 20, 20), (30, 50, 40), (80, 300, 140)])
 def test_moments_equal_the_reference_however_the_rows_come(parts: int | list[int], n: int, d: int, e: int) -> None:
     """Case B59 beside it: a last batch of any size, even an empty one, is merged."""
     x, y = normal(n, d) + 3, normal(n, e, seed=1)
