@@ -91,6 +91,7 @@ def diagnose(words: Sequence[str]) -> int:
         reader=given.model,
         episodes=given.episodes,
         max_tokens=given.max_tokens,
+        backend=given.backend,
         device=given.device,
         seed=given.seed,
         out=given.out,
@@ -99,10 +100,15 @@ def diagnose(words: Sequence[str]) -> int:
         from analysis.measured import measured_tables
         from analysis.plain import print_table
 
-        table = measured_tables({artifact.path.name: artifact.path})[0]["changes"]
-        shown = table[table["channel"].isin(("hidden_change", "output_change"))]
-        names = ["channel", "token_class", "context", "share", "low", "high", "threshold", "n_tokens", "n_trajectories"]
-        print_table(shown[names], "tokens that change more than the 99th percentile under an unrelated text")
+        table = measured_tables({artifact.path.name: artifact.path}, ["changes"])[0].get("changes")
+        if table is None:
+            print("no shares: without the context `unrelated` there is no null to hold changes against")
+        else:
+            shown = table[table["channel"].isin(("hidden_change", "output_change"))]
+            names = "channel token_class context share low high threshold n_tokens n_trajectories".split()
+            print_table(shown[names], "tokens that change more than the 99th percentile under an unrelated text")
+    for remark in artifact.manifest["remarks"]:
+        print(remark)
     print(f"measurements: {artifact.path}")
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -47,15 +47,18 @@ TABLES: dict[str, tuple[tuple[str, ...], Made]] = {
 }
 
 
-def measured_tables(readers: Mapping[str, Path]) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
+def measured_tables(
+    readers: Mapping[str, Path], names: Collection[str] = TABLES
+) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
     """Every table that can be made of measurements artifacts, and the artifacts.
 
-    Args: readers, name of the model that read -> its artifact; one that is not there yet is passed over.
+    Args: readers, name of the model that read -> its artifact; one that is not there yet is passed over; names, of
+    TABLES, those that are made.
     Returns: the tables that are not empty, by name; `reader` says whose row it is.
     """
     found = {name: load_artifact(path, "measurements") for name, path in readers.items() if path.exists()}
     tables = {}
-    for table, (stored, made) in TABLES.items():
+    for table, (stored, made) in ((name, TABLES[name]) for name in names):
         parts = []
         for reader, artifact in found.items():
             if {f"{name}.parquet" for name in stored} <= set(artifact.names):

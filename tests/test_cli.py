@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,7 +163,10 @@ def test_a_run_may_go_on_longer_but_not_otherwise(tmp_path: Path) -> None:
 
 def test_every_field_that_may_change_is_one() -> None:
     for key in FREE:
-        put(Config(), {key: 1} if "." not in key else {key.split(".")[0]: {key.split(".")[1]: 1}}, "test")
+        document: Any = 1
+        for part in reversed(key.split(".")):
+            document = {part: document}
+        put(Config(), document, "test")
 
 
 def test_suggestions() -> None:
@@ -181,6 +185,9 @@ def test_commands_that_mean_nothing_are_refused(say: Say) -> None:
     assert "1 or more" in refused(say("eval", "model", "--trials", "0"))
     assert "invisible-advantage" in refused(say("reproduce", "visible-advantage"))
     assert "'tiny'" in refused(say("reproduce", "invisible-advantage", "--recipe", "tny"))
+    assert "'pcsd'" in refused(say("reproduce", "pscd"))
+    assert "there are tiny" in refused(say("reproduce", "all", "--recipe", "smoke"))
+    assert "its own --out" in refused(say("reproduce", "all", "--seed", "0,1"))
     assert "build tiny" in refused(say("build", "large"))
     assert "--from" in refused(say("data"))
     assert "--generate" in refused(say("data", "alfworld"))

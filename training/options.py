@@ -49,11 +49,12 @@ class Diagnose:
     target: Positional[Annotated[str, arg(metavar="RUN|MODEL", help=SUBJECT)]] = ""
     measures: str = "change"  # change, cka, probe, gaps, perturbation, agreement, tokens, patching, audit; or all
     contexts: str = "own_skill,other_skill,unrelated,shuffled,none,floor"  # what stands in front of the task
-    trajectories: str | None = None  # artifact with the episodes; None: those the run played last
-    skills: str | None = None  # artifact with their skills; None: beside the episodes, else the policy writes them
+    trajectories: str | None = None  # artifacts or JSONL with the episodes, with commas; None: those played last
+    skills: str | None = None  # artifact or JSONL with their skills; None: beside the episodes, else the policy writes
     model: str | None = None  # another model that reads the episodes; None: the policy itself
     episodes: int = 0  # how many are read, chosen by their ids; 0: all
     max_tokens: int | None = None  # of an episode, the rest is cut; None: all
+    backend: str = "hf"  # what reads the states: hf, transformer_lens, nnsight or vllm
     device: str = "cpu"
     seed: int = 0  # of the contexts
     out: str | None = None  # artifact to write; None: <run>/measurements/<reader>
@@ -78,9 +79,9 @@ class Report:
 class Data:
     """Bring ALFWorld's games into place (alfworld --from PATH), or make new ones (--generate household)."""
 
-    kind: str = ""  # alfworld or household
+    kind: str = ""  # alfworld, household, webshop or searchqa
     source: Annotated[str | None, arg(name="from")] = None  # folder, .zip or .tar archive with ALFWorld's games
-    generate: str | None = None  # household
+    generate: str | None = None  # household, webshop or searchqa
     out: str | None = None  # folder; None: $ALFWORLD_DATA, or the cache
     train: int | None = None  # games of each split
     valid_seen: int | None = None
