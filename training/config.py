@@ -119,6 +119,17 @@ def _paper() -> Config:
     return Config(recipe="paper-alfworld", env=EnvConfig(kind="alfworld"))
 
 
+def _paper_webshop() -> Config:
+    """WebShop as SDAR has it: 15 turns, 1000 training tasks and 128 others to be tested on, small updates."""
+    return Config(
+        recipe="paper-webshop",
+        env=EnvConfig(kind="webshop", split="sdar_train", max_turns=15),
+        sampler=SamplerConfig(max_context=4096 + 512),
+        optim=OptimConfig(mini_batch_rows=64),
+        eval=EvalConfig(panel="sdar_valid"),
+    )
+
+
 def _paper_search() -> Config:
     """Search-QA as SDAR has it: all four turns in the prompt, more tasks a step, a gentler start."""
     return Config(
@@ -150,6 +161,8 @@ RECIPES: dict[str, Config] = {
     "tiny-pr-opd": replace(_tiny(), recipe="tiny-pr-opd", method="pr_opd"),
     "paper-alfworld-grpo": replace(_paper(), recipe="paper-alfworld-grpo"),
     "paper-alfworld-pr-opd": replace(_paper(), recipe="paper-alfworld-pr-opd", method="pr_opd"),
+    "paper-webshop-grpo": replace(_paper_webshop(), recipe="paper-webshop-grpo"),
+    "paper-webshop-sdar": replace(_paper_webshop(), recipe="paper-webshop-sdar", method="sdar"),
     "paper-search-grpo": replace(_paper_search(), recipe="paper-search-grpo"),
     "paper-search-sdar": replace(_paper_search(), recipe="paper-search-sdar", method="sdar"),
 }

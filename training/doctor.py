@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ TESTED = {
     "pyarrow": "26.",
     "tyro": "1.0",
     "bm25s": "0.3",
+    "rapidfuzz": "3.",
+    "textblob": "0.20",
 }
 VERBS = ("put", "move", "take", "go to", "open", "close", "clean", "heat", "cool", "use")
 # How texts say that an object is put down: as a command of the old dialect, and in any words but the engine's "move".
@@ -55,6 +58,7 @@ def examine(skills: str | None = None) -> Iterator[Finding]:
         ("compiler", _compiler),
         ("household", lambda: _games("household")),
         ("alfworld", lambda: _games("alfworld")),
+        ("webshop", _webshop),
         ("searchqa", _search_qa),
         ("dialect", lambda: _dialect(skills)),
         ("tiny", _tiny),
@@ -142,6 +146,28 @@ def _counts(folder: Path) -> dict[str, int]:
         with suppress(ValueError):
             counts[split] = len(load_tasks(folder, split))
     return counts
+
+
+def _webshop() -> str:
+    """Buys what is asked for in a small invented shop, and looks at what was imported."""
+    from training.envs.webshop.folders import generated_shop, imported_folder
+    from training.envs.webshop.reward import judge
+    from training.envs.webshop.shop import RECORD, open_shop
+
+    with tempfile.TemporaryDirectory() as scratch:
+        shop = open_shop(generated_shop(Path(scratch) / "shop", 70))
+        goal = shop.goal(0)
+        product = shop.product(goal.product)
+        if goal.product not in shop.search(product.text):
+            raise ValueError("the search does not find a product by its own text; run the tests")
+        if judge(product, goal.options, product, goal).score != 1.0:
+            raise ValueError("the product that a goal was made from does not score 1; run the tests")
+    record = imported_folder() / RECORD
+    if not record.is_file():
+        return "the invented shop works; no other products: `undertow data webshop --from DIR`"
+    kept = json.loads(record.read_text(encoding="utf-8"))
+    counts = ", ".join(f"{split} {found['goals']}" for split, found in kept["splits"].items())
+    return f"{record.parent}: {kept['products']} products, {kept['goals']} {kept['wording']} goals ({counts})"
 
 
 def _search_qa() -> str:

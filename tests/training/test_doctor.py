@@ -11,6 +11,8 @@ from diagnostics.records import Skill
 from training import doctor
 from training.doctor import dialect_mismatches
 from training.envs.questions import write_lines
+from training.envs.webshop import catalogue
+from training.envs.webshop.folders import import_shop
 
 HOLDING = ("go to desk 1", "move mug 1 to desk 1", "look")
 
@@ -79,6 +81,14 @@ def test_skills_of_an_artifact(tmp_path: Path) -> None:
     save_skills(tmp_path / "skills", skills)
     (fault,) = dialect_mismatches(HOLDING, doctor._skill_texts(str(tmp_path / "skills")))
     assert fault.startswith("skill t1")
+
+
+def test_something_is_bought_and_imported_shops_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
+    assert "the invented shop works" in doctor._webshop()
+    files = catalogue.generate(tmp_path / "files", 70)
+    folder, told = import_shop(files)
+    assert doctor._webshop().startswith(f"{folder}: {told} (test 500")
 
 
 def test_search_qa_is_asked_a_question_and_imports_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
