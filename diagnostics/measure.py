@@ -73,7 +73,7 @@ class Stream(Protocol):
     """Counts of one measure; of a token it stores at most one number, as the trajectories do, and never a state."""
 
     def prepare(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
-        """Sees a fixed subset of the students, without teachers, before the first update."""
+        """Sees a fixed subset of the students before the first update: states and log-probs, without teachers."""
 
     def update(self, pairs: Sequence[PairedSegment], passed: PairedPass) -> None:
         """Sees a batch of pairs of one context, each with a teacher."""

@@ -115,7 +115,7 @@ def diagnose(
     with progress("diagnose", total) as report, torch.no_grad():
         for batch in _batches([len(pair.student_ids) for pair in students], micro_batch_tokens):
             some = [students[index] for index in batch]
-            passed = run_pairs(model, some, teacher=False, **options)
+            passed = run_pairs(model, some, teacher=False, **(options | {"outputs": {}, "extra_layers": ()}))
             for stream in prepared:
                 stream.prepare(some, passed)
             report(done := done + len(some))
