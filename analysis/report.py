@@ -56,10 +56,11 @@ def report_run(run: Path) -> Path:
     manifests = [load_artifact(path.parent) for path in sorted(run.rglob(MANIFEST))]
     notes = [name for name in tables if name.endswith(": notes")]  # what a study says about itself
     said = [note for name in notes for note in tables.pop(name)["note"]]
+    said += [f"{m.path.name}: {remark}" for m in manifests for remark in m.manifest.get("remarks", ())]
     page = Page(
         title=run.resolve().name,
         found=findings({name.rpartition(": ")[2]: frame for name, frame in tables.items()}, claims),
-        warnings=[*said, *_warnings(tables), *_unfinished(run)],
+        warnings=[*dict.fromkeys(said), *_warnings(tables), *_unfinished(run)],
         claims=claims,
         figures=figures,
         tokens=tokens,
