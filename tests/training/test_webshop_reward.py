@@ -146,3 +146,10 @@ def test_options_are_compared_by_their_color() -> None:
 def test_one_value_may_hit_one_option_only_once() -> None:
     """Two wanted values, one chosen: one hit."""
     assert judge(SHIRT, ("large",), SHIRT, replace(GOAL, options=("large", "medium"))).options == 1
+
+
+def test_titles_of_any_form_have_nouns_or_none() -> None:
+    assert nouns("") == nouns("  ") == nouns("50/50 // (2)") == frozenset()
+    assert nouns("WOMEN'S shoes, black") == nouns("Shoes for WOMEN") == {"women", "shoes"}
+    assert {"lamp", "café"} <= nouns("Émile's Café Lamp")
+    assert {"headphones", "microphone"} <= nouns("Headphones,Microphone/Stand with Noise Cancelling")

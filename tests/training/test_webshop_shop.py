@@ -176,6 +176,42 @@ def test_data_folders_of_all_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         import_shop(tmp_path / "nowhere")
 
 
+def test_an_imported_shop_is_replaced_by_a_complete_one_only(tmp_path: Path) -> None:
+    files, out = write(tmp_path / "files", [record("B1")], {"B1": ENTRY}), tmp_path / "mine"
+    import_shop(files, out)
+    kept = (out / "shop.json").read_bytes()
+    (files / "items_ins_v2_1000.json").write_text("{}")
+    with pytest.raises(ValueError, match="knows 0 of the 1 products"):
+        import_shop(files, out)
+    assert (out / "shop.json").read_bytes() == kept
+    write(files, [record("B1"), record("B2")], {"B1": ENTRY, "B2": ENTRY})
+    assert import_shop(files, out) == (out, "2 products, 8 synthetic goals")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds no shop; choose another"):
+        import_shop(files, tmp_path / "other")
+    assert {path.name for path in tmp_path.iterdir()} == {"files", "mine", "other"}
+
+
+def test_goals_that_people_wrote(tmp_path: Path) -> None:
+    """Their order of options is theirs, and every one of them is one goal."""
+    said = {"instruction": "i want a soft one.", "instruction_attributes": ["soft"], "instruction_options": ["XL"]}
+    human = {"B1": [said, {**said, "instruction_attributes": []}], "B9": [said]}  # B9: a product that is not sold
+    files = write(tmp_path / "files", [record("B1")], {"B1": ENTRY}, human)
+    folder, told = import_shop(files, tmp_path / "shop", "human")
+    assert told == "1 products, 1 human goals"
+    goal = open_shop(folder).goal(0)
+    assert (goal.options, goal.attributes, goal.number) == (("XL",), ("soft",), 0)
+    product = open_shop(folder).product(0)
+    assert judge(product, ("xl",), product, goal).score == 1.0
+    (files / "items_human_ins.json").write_text('{"B1": [{"instruction": "x"}]}')
+    with pytest.raises(ValueError, match="'B1' has no instructions; this is not WebShop's items_human_ins file"):
+        import_shop(files, tmp_path / "shop", "human")
+    (files / "items_human_ins.json").unlink()
+    with pytest.raises(ValueError, match=r"items_human_ins.json is missing"):
+        import_shop(files, tmp_path / "shop", "human")
+
+
 # Goals
 
 

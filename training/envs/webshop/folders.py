@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 from training.cache import cache_dir, made_once
@@ -43,14 +45,23 @@ def imported_folder() -> Path:
 def import_shop(source: str | Path, out: Path | None = None, wording: Wording = "synthetic") -> tuple[Path, str]:
     """Build the shop of a folder with WebShop's files; where it is, and what it holds in words.
 
-    Raises: ValueError as `build`; a shop that is there already is replaced only by a complete one.
+    A shop that is there already is replaced once the new one is complete.
+    Raises: ValueError as `build`, or where `out` holds something else.
     """
     folder = out or imported_folder()
     if not Path(source).is_dir():
         raise ValueError(
             f"{source} is no folder; give the one with WebShop's items_shuffle*.json and items_ins_v2*.json"
         )
-    counts = build(Path(source), folder, wording)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise ValueError(f"{folder} is there but holds no shop; choose another folder")
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    try:
+        counts = build(Path(source), partial, wording)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder, f"{counts['products']} products, {counts['goals']} {wording} goals"
 
 

@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 _TOKEN = re.compile(r"[^\W\d_]+(?:[-'’&][^\W\d_]+)*|\d+(?:[.,]\d+)*|[^\w\s]")
+_OWNER = re.compile(r"['’]s$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -18,6 +19,6 @@ def nouns(title: str) -> frozenset[str]:
     """
     from textblob.en import tag  # 3 s to import, and only a purchase needs it
 
-    words = [word.removesuffix("'s").removesuffix("’s") for word in _TOKEN.findall(title)]
+    words = [_OWNER.sub("", word) for word in _TOKEN.findall(title)]
     tagged = tag(" ".join(words), tokenize=False)
-    return frozenset(word.lower() for word, kind in tagged if kind.startswith("NN") and word[0].isalpha())
+    return frozenset(word.lower() for word, kind in tagged if kind.startswith("NN") and word[:1].isalpha())

@@ -47,7 +47,8 @@ class Shop:
         if not 0 <= number < len(self._goals):
             raise ValueError(f"{self.folder}: there are {len(self._goals)} goals, counted from 0, and no goal {number}")
         values = _line(self.folder / GOALS, int(self._goals[number]))
-        return Goal(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        attributes, options = tuple(values.pop("attributes")), tuple(values.pop("options"))
+        return Goal(**values, attributes=attributes, options=options)
 
     def _product(self, row: int) -> Product:
         values = _line(self.folder / PRODUCTS, int(self._rows[row]))
