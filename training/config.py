@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from training.recipes import paper_recipes
+
 
 @dataclass(frozen=True)
 class SearchConfig:
@@ -48,6 +50,7 @@ class SamplerConfig:
     max_new_tokens: int = 512  # of one reply
     max_context: int = 2560  # tokens of one segment; an episode that would pass it stops with `context_limit`
     batch_size: int = 64  # live rows at once
+    engine: Literal["hf", "vllm"] = "hf"  # vllm: a server on this machine, for weights that stay as they are
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Config:
     skills: SkillsConfig = field(default_factory=SkillsConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     method: str = "grpo"  # name of a file in training/methods, or a path to your own FILE.py
-    method_config: Any = None  # the method's own frozen dataclass; None: its defaults
+    method_config: Any = None  # the method's own frozen dataclass; None: its defaults; of a recipe: settings by name
     steps: int = 150
     tasks_per_step: int = 16
     group_size: int = 8
@@ -159,10 +162,5 @@ def _tiny() -> Config:
 RECIPES: dict[str, Config] = {
     "tiny-grpo": _tiny(),
     "tiny-pr-opd": replace(_tiny(), recipe="tiny-pr-opd", method="pr_opd"),
-    "paper-alfworld-grpo": replace(_paper(), recipe="paper-alfworld-grpo"),
-    "paper-alfworld-pr-opd": replace(_paper(), recipe="paper-alfworld-pr-opd", method="pr_opd"),
-    "paper-webshop-grpo": replace(_paper_webshop(), recipe="paper-webshop-grpo"),
-    "paper-webshop-sdar": replace(_paper_webshop(), recipe="paper-webshop-sdar", method="sdar"),
-    "paper-search-grpo": replace(_paper_search(), recipe="paper-search-grpo"),
-    "paper-search-sdar": replace(_paper_search(), recipe="paper-search-sdar", method="sdar"),
+    **paper_recipes({"alfworld": _paper(), "webshop": _paper_webshop(), "search": _paper_search()}),
 }

@@ -31,8 +31,11 @@ def with_method(config: Config, name: str) -> Config:
 
     Raises: ValueError with the nearest name for an unknown method.
     """
-    kind = load_method(name).config
-    own = config.method_config if isinstance(config.method_config, kind) else kind()
+    kind, own = load_method(name).config, config.method_config
+    if isinstance(own, Mapping) and name == config.method:  # a recipe says settings by name, without the method's file
+        own = put(kind(), own, f"recipe {config.recipe}", "method_config.")
+    elif not isinstance(own, kind):
+        own = kind()
     return dataclasses.replace(config, method=name, method_config=own)
 
 

@@ -1,0 +1,1 @@
+"""The same environments, methods and losses on verl: Ray, FSDP and vLLM."""
