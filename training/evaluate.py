@@ -33,6 +33,7 @@ class Summary:
     by_type: dict[str, Count]
     turns: float  # mean turns an episode
     invalid: float  # share of turns without a valid command
+    score: float | None = None  # mean score in [0, 1], where the environment grades episodes
 
 
 def evaluate(
@@ -81,6 +82,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> Summary:
     """
     played = [t for t in trajectories if t.stop_reason != "error"]
     turns = sum(len(t.turns) for t in played)
+    scores = [t.score for t in played if t.score is not None]
     return Summary(
         total=_count(trajectories),
         by_type={
@@ -89,6 +91,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> Summary:
         },
         turns=turns / len(played) if played else float("nan"),
         invalid=sum(t.n_invalid for t in played) / turns if turns else float("nan"),
+        score=sum(scores) / len(scores) if scores else None,
     )
 
 

@@ -57,6 +57,7 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
                 "eval/errors": float(summary.total.errors),
                 "eval/turns": summary.turns,
                 "eval/invalid_share": summary.invalid,
+                **({} if summary.score is None else {"eval/score": summary.score}),
                 **{f"eval/success/{kind}": count.success for kind, count in summary.by_type.items()},
             }
 

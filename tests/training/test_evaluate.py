@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_counts_by_type_and_errors_apart() -> None:  # cases B38, B50
     assert math.isnan(summary.by_type["crash"].success)
     assert summary.turns == pytest.approx(5 / 3)  # 2, 2 and 1 turns; the crashed episodes do not count
     assert summary.invalid == pytest.approx(2 / 5)
+    assert summary.score is None  # this environment tells success alone
+
+
+def test_the_mean_score_of_episodes_that_are_graded() -> None:
+    played = evaluate(ScriptedSampler(lambda key: GOOD), ClockworkPool(), TASKS[:3], **LIMITS)
+    graded = [replace(t, score=score) for t, score in zip(played, (1.0, 0.25, 0.0), strict=True)]
+    assert summarise(graded).score == pytest.approx(1.25 / 3)
+    crashed = replace(graded[0], score=None, stop_reason="error", success=False)
+    assert summarise([crashed, *graded[1:]]).score == pytest.approx(0.25 / 2)
 
 
 def test_nothing_played() -> None:
