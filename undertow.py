@@ -92,6 +92,7 @@ def diagnose(words: Sequence[str]) -> int:
         episodes=given.episodes,
         max_tokens=given.max_tokens,
         backend=given.backend,
+        against=given.against,
         device=given.device,
         seed=given.seed,
         out=given.out,

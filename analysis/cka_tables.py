@@ -9,6 +9,7 @@ from scipy import stats as scipy_stats
 from analysis.stats import LEVEL, Interval
 
 OWN = "own_skill"
+OTHER_WEIGHTS = "other_weights"  # in the place of a context: the same tokens read by another model
 MEAN = "mean"  # over the layers that are defined
 BIASED = "n below d: the plug-in value is biased upward"
 _PREFIX = {"all": "cka/", "trimmed": "cka/trimmed/"}
@@ -59,7 +60,7 @@ def contrast_table(measurements: pd.DataFrame, blocks: pd.DataFrame) -> pd.DataF
     rows = []
     readings = _readings(measurements, blocks)
     for (reader, control, coordinates), (values, left_out) in readings.items():
-        if control == OWN or (reader, OWN, coordinates) not in readings:
+        if control in (OWN, OTHER_WEIGHTS) or (reader, OWN, coordinates) not in readings:
             continue
         own, own_left_out = readings[reader, OWN, coordinates]
         shared = own_left_out.index.intersection(left_out.index)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diagnostics.artifact import to_table
@@ -242,26 +242,30 @@ class Cka:
         if context not in self.comparisons:
             spread = self.spread if self.spread.n else None
             self.comparisons[context] = Comparison(spread, spread)
-        keys = np.concatenate([row_keys(pair, self.seed) for pair in pairs])
-        blocks = np.concatenate([np.full(len(pair.response_ids), self.blocks[pair.task_id]) for pair in pairs])
-        self.comparisons[context].add(passed.student_states.detach(), passed.teacher_states, keys, blocks)
+        rows = row_keys(pairs, self.seed), row_blocks(pairs, self.blocks)
+        self.comparisons[context].add(passed.student_states.detach(), passed.teacher_states, *rows)
 
     def result(self, provenance: Provenance) -> dict[str, pa.Table]:
         """Tables `measurements` (same-layer values, counts), `cka_blocks` and `cka_map` (of the sample)."""
-        rows: list[dict[str, Any]] = []
-        blocks: list[dict[str, Any]] = []
-        pairs: list[dict[str, Any]] = []
-        source = {**asdict(provenance), "token_class": "all"}
-        for context, comparison in self.comparisons.items():
-            values = comparison.values(torch.Generator().manual_seed(self.seed))
-            rows += [measurement(**source, context=context, **value) for value in values]
-            for table, found in zip((blocks, pairs), comparison.pairwise(), strict=True):
-                table += [{"context": context, **row} for row in found]
-        return {
-            "measurements": to_table(rows, MEASUREMENT_COLUMNS),
-            "cka_blocks": to_table(blocks, BLOCK_COLUMNS),
-            "cka_map": to_table(pairs, MAP_COLUMNS),
-        }
+        return comparison_tables(self.comparisons, self.seed, provenance)
+
+
+def comparison_tables(comparisons: Mapping[str, Comparison], seed: int, provenance: Provenance) -> dict[str, pa.Table]:
+    """Tables `measurements`, `cka_blocks` and `cka_map` of comparisons by context; the seed is the null's."""
+    rows: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    source = {**asdict(provenance), "token_class": "all"}
+    for context, comparison in comparisons.items():
+        values = comparison.values(torch.Generator().manual_seed(seed))
+        rows += [measurement(**source, context=context, **value) for value in values]
+        for table, found in zip((blocks, pairs), comparison.pairwise(), strict=True):
+            table += [{"context": context, **row} for row in found]
+    return {
+        "measurements": to_table(rows, MEASUREMENT_COLUMNS),
+        "cka_blocks": to_table(blocks, BLOCK_COLUMNS),
+        "cka_map": to_table(pairs, MAP_COLUMNS),
+    }
 
 
 def task_blocks(tasks: Sequence[str], seed: int, count: int = BLOCKS) -> dict[str, int]:
@@ -270,10 +274,16 @@ def task_blocks(tasks: Sequence[str], seed: int, count: int = BLOCKS) -> dict[st
     return {str(name): index * min(count, len(names)) // len(names) for index, name in enumerate(names)}
 
 
-def row_keys(pair: PairedSegment, seed: int) -> Float[np.ndarray, "M"]:
+def row_keys(pairs: Sequence[PairedSegment], seed: int) -> Float[np.ndarray, "M"]:
     """A random number of each response token, the same in every context, batch and reading of it."""
-    segment = [seed, zlib.crc32(pair.trajectory_id.encode()), int(pair.turn.max(initial=0))]
-    return np.random.default_rng(segment).random(len(pair.response_ids))
+    segments = [[seed, zlib.crc32(pair.trajectory_id.encode()), int(pair.turn.max(initial=0))] for pair in pairs]
+    drawn = [np.random.default_rng(key).random(len(p.response_ids)) for key, p in zip(segments, pairs, strict=True)]
+    return np.concatenate(drawn)
+
+
+def row_blocks(pairs: Sequence[PairedSegment], blocks: Mapping[str, int]) -> Int[np.ndarray, "M"]:
+    """The block of each response token's task."""
+    return np.concatenate([np.full(len(pair.response_ids), blocks[pair.task_id]) for pair in pairs])
 
 
 def _row(layer: str, name: str, value: float, unit: str) -> dict[str, Any]:

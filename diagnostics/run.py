@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from diagnostics.across import compare_models
 from diagnostics.artifact import Artifact, save_artifact, to_table
 from diagnostics.beside import run_beside
 from diagnostics.capture import CaptureStates
@@ -52,6 +53,7 @@ def diagnose(
     retokenise: bool = False,
     backend: str = "hf",
     remarks: Sequence[str] = (),
+    against: Any = None,
     weights: Mapping[str, WeightFn] = MappingProxyType({}),
     accepted: Mapping[str, Sequence[bool | None]] = MappingProxyType({}),
     **manifest: Any,
@@ -69,7 +71,8 @@ def diagnose(
     max_teacher_tokens, longer teacher contexts are left out and counted (None: the model's positions);
     micro_batch_tokens, padded tokens of one forward (a longer row is read alone); retokenise, the ids were made by
     another tokenizer: read the texts instead, see same_tokenizer; backend, of capture.BACKENDS, reads the states for
-    all streams; remarks, sentences about what is read; weights, token weights by method name, for measures that compare
+    all streams; remarks, sentences about what is read; against, another model of this tokenizer, whose states are held
+    against this one's (diagnostics/across.py); weights, token weights by method name, for measures that compare
     methods; accepted, by trajectory id and turn, whether an expert accepts the command; provenance, its seed also seeds
     the contexts; manifest, further arguments of save_artifact.
     Returns: artifact of kind `measurements`: tables measurements and those of the measures, document counts; `remarks`
@@ -126,6 +129,11 @@ def diagnose(
                         stream.update(beside[name], passed)
                     report(done := done + len(beside[name]))
     tasks = [partial(stream.result, provenance) for stream, _ in started]
+    if against is not None:
+        alone = next(iter(pairs.values()))
+        batches = _batches([len(pair.student_ids) for pair in alone], micro_batch_tokens)
+        read_alone = [[alone[index] for index in batch] for batch in batches]
+        tasks.append(partial(compare_models, model, against, read_alone, provenance))
     tasks += [partial(m.direct, subject, turns, provenance) for m in chosen if m.direct is not None]
     results = list(compared)
     with progress("measures", len(tasks)) as report:  # those that take long report their own progress inside

@@ -13,7 +13,7 @@ from diagnostics.artifact import Artifact, load_artifact, load_skills, load_traj
 from diagnostics.capture import backend as capture_backend
 from diagnostics.contexts import WITHOUT_SKILL
 from diagnostics.records import Provenance, Trajectory
-from diagnostics.run import diagnose, same_tokenizer
+from diagnostics.run import diagnose, same_tokenizer, tokenizer_digest
 from training.config import Config
 from training.episodes import latest_episodes, own_skills, skills_beside
 from training.imports import imported_episodes, imported_skills, is_foreign, is_imported
@@ -36,6 +36,7 @@ def diagnose_subject(
     episodes: int = 0,
     max_tokens: int | None = None,
     backend: str = "hf",
+    against: str | None = None,
     device: str = "cpu",
     seed: int = 0,
     out: str | None = None,
@@ -71,13 +72,24 @@ def diagnose_subject(
         temperature=subject.config.sampler.temperature,
         retokenise=_other_tokenizer(tokenizer, played),
         backend=backend,
+        against=None if against is None else _other_weights(against, base, tokenizer, device),
         remarks=[remark for artifact in (*played, *written) for remark in artifact.manifest.get("remarks", [])],
         weights=method_weights(),
         accepted=judged(chosen),
         config=subject.config,
-        args={"target": target, "reader": reader, "episodes": episodes, "max_tokens": max_tokens, "backend": backend},
+        args={"target": target, "reader": reader, "episodes": episodes, "max_tokens": max_tokens, "backend": backend}
+        | {"against": against},
         inputs=[*played, *written],
     )
+
+
+def _other_weights(target: str, base: Config, tokenizer: Any, device: str) -> Any:
+    """The weights of another run or model. Raises ValueError when they read other token ids."""
+    subject = find_subject(target, base)
+    model, its = load_policy(subject.source, subject.config.model.dtype, device)
+    if tokenizer_digest(its) != tokenizer_digest(tokenizer):
+        raise ValueError(f"{target} has another tokenizer; --against compares weights that read the same token ids")
+    return model
 
 
 def sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:

@@ -55,6 +55,7 @@ class Diagnose:
     episodes: int = 0  # how many are read, chosen by their ids; 0: all
     max_tokens: int | None = None  # of an episode, the rest is cut; None: all
     backend: str = "hf"  # what reads the states: hf, transformer_lens, nnsight or vllm
+    against: str | None = None  # other weights, whose states are held against these (CKA): a run, a checkpoint, a model
     device: str = "cpu"
     seed: int = 0  # of the contexts
     out: str | None = None  # artifact to write; None: <run>/measurements/<reader>

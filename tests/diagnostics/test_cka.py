@@ -137,9 +137,13 @@ def test_the_sample_is_that_of_the_smallest_keys_and_the_same_in_every_context()
     assert sorted(a[0, :, 0].int().tolist()) == sorted(np.argsort(keys)[:64].tolist())
     assert torch.equal(a, -b) and (a[0, :, 0].numpy() % 7 == blocks).all() and (np.diff(blocks) >= 0).all()
     own, control = make_pair(4, "own_skill", 9), make_pair(4, "unrelated", 9)
-    assert np.array_equal(row_keys(own, 1), row_keys(control, 1))
-    others = [row_keys(own, 2), row_keys(make_pair(5, "own_skill", 9), 1), row_keys(make_pair(4, "own_skill", 9, 1), 1)]
-    assert all(not np.isin(row_keys(own, 1), other).any() for other in others)
+    assert np.array_equal(row_keys([own], 1), row_keys([control], 1))
+    others = [
+        row_keys([own], 2),
+        row_keys([make_pair(5, "own_skill", 9)], 1),
+        row_keys([make_pair(4, "own_skill", 9, 1)], 1),
+    ]
+    assert all(not np.isin(row_keys([own], 1), other).any() for other in others)
 
 
 def test_tasks_are_dealt_into_twenty_even_blocks() -> None:
