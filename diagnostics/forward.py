@@ -44,6 +44,9 @@ class Reading(NamedTuple):
     outputs: dict[str, Tensor]  # [M, ...] by name
 
 
+ReadContexts = Callable[..., Reading]  # read_contexts, or one of its signature
+
+
 class Against(NamedTuple):
     """The other branch's distribution, for a divergence over the full vocabulary."""
 

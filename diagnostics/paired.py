@@ -17,7 +17,16 @@ import torch
 from jaxtyping import Int
 
 from diagnostics.capture import CaptureStates, layer_names
-from diagnostics.forward import Against, Context, Divergence, Output, Reading, read_contexts, reading_mode
+from diagnostics.forward import (
+    Against,
+    Context,
+    Divergence,
+    Output,
+    ReadContexts,
+    Reading,
+    read_contexts,
+    reading_mode,
+)
 from diagnostics.passes import PairedPass, student_pass, with_teacher
 from diagnostics.records import Segment, Trajectory
 from diagnostics.render import place_skill, prompt_ids
@@ -132,6 +141,7 @@ def run_pairs(
     micro_batch_tokens: int | None = None,
     pad_to_teacher: bool | None = None,
     capture: CaptureStates | None = None,
+    read_with: ReadContexts = read_contexts,
 ) -> PairedPass:
     """Reads both contexts of each pair, gathered to the response tokens before the head is applied.
 
@@ -145,7 +155,8 @@ def run_pairs(
     micro_batch_tokens, padded tokens of one forward (None: one forward; never changes the order of the results);
     pad_to_teacher, run the student at its teacher's padded shape (None: where a teacher is read), so that nothing
     but the context differs between the branches: in fp32 an empty skill changes nothing, bit for bit; capture, of
-    another backend, which has no gradients (None: the forward hooks).
+    another backend, which has no gradients (None: the forward hooks); read_with, what makes one forward, for
+    weights that are gathered around it.
     Returns a PairedPass. Branches without a graph are read in eval mode.
     Raises ValueError on no pairs, a temperature that is not positive, or gradients asked of another backend.
     """
@@ -157,7 +168,7 @@ def run_pairs(
         raise ValueError("gradients flow through the forward hooks alone; read the student through the hf backend")
     blocks = layer_names(model)[1:-1] if states != "none" else ()
     layers, at = (*blocks, *extra_layers), states == "at"
-    read = partial(read_contexts, temperature=temperature, layers=layers, at=at, outputs=outputs, capture=capture)
+    read = partial(read_with, temperature=temperature, layers=layers, at=at, outputs=outputs, capture=capture)
     student_contexts = [student_context(pair) for pair in pairs]
     teacher_contexts = [teacher_context(pair) for pair in pairs]
     align = teacher if pad_to_teacher is None else pad_to_teacher

@@ -27,16 +27,16 @@ from training.checkpoint import (
     load_weights,
     reference_folder,
     run_of,
-    save_checkpoint,
     save_reference,
 )
 from training.config import Config
+from training.engine import Engine, generator, read_steps, score
 from training.method import Needs, load_method
 from training.monitor import Log, Means
 from training.privileged import WriteSkills, teacher_texts, write_samples, written_tokens
 from training.skills.source import SkillSource
 from training.skills.step_level import build_step_pairs
-from training.update import Cache, Learner, extra_updates, generator, read_steps, score, update
+from training.update import Learner
 
 log = logging.getLogger(__name__)
 
@@ -76,28 +76,42 @@ def train(
     Raises: ValueError on a run folder of another method or seed, or what a method needs and nobody gives;
     FloatingPointError on a gradient that is not finite. Ctrl-C leaves the last complete checkpoint.
     """
-    sources = Sources(write_skills_fn, write_step_skills_fn, skill_source)
     learner = _start(config, Path(run), model, reference, skill_source)
-    write_log = Log(run, learner.step)
+    sources = Sources(write_skills_fn, write_step_skills_fn, skill_source)
+    return run_steps(learner, Path(run), tokenizer, rollout_fn, sources, evaluate_fn, progress)
+
+
+def run_steps(
+    engine: Engine,
+    run: Path,
+    tokenizer: Any,
+    rollout_fn: Rollout,
+    sources: Sources,
+    evaluate_fn: Evaluate | None = None,
+    progress: Callable[..., None] | None = None,
+) -> Path:
+    """The steps that are left of a run, on any engine; returns the folder of the last checkpoint. Args: as in train."""
+    config = engine.config
+    write_log = Log(run, engine.step)
     evaluated = evaluate_fn if config.eval.every else None
     if evaluated and 0 not in write_log.steps:
         write_log.write(0, evaluated(0))
-    while learner.step < config.steps:
-        metrics = _step(learner, tokenizer, rollout_fn, sources, Path(run))
-        done = learner.step
+    while engine.step < config.steps:
+        metrics = _step(engine, tokenizer, rollout_fn, sources, run)
+        done = engine.step
         if evaluated and (done % config.eval.every == 0 or done == config.steps):
             started = time.perf_counter()
             metrics |= {**evaluated(done), "time/eval": time.perf_counter() - started}
         write_log.write(done, metrics)  # before the checkpoint: a row without one is dropped and made again
         if done % config.save_every == 0 or done == config.steps:
-            state = {"update": learner.update, "method": config.method, "seed": config.seed}
-            if skill_source is not None:
-                state["skills"] = skill_source.state()
-                skill_source.save_library(Path(run) / "library.json")
-            save_checkpoint(run, done, learner.learned, tokenizer, state, config=config, seeds=[config.seed])
+            state: dict[str, Any] = {"update": engine.update, "method": config.method, "seed": config.seed}
+            if sources.library is not None:
+                state["skills"] = sources.library.state()
+                sources.library.save_library(run / "library.json")
+            engine.save(run, tokenizer, state)
         if progress:
             progress(done, success=metrics["reward/success"])
-    return checkpoint_path(run, learner.step)
+    return checkpoint_path(run, engine.step)
 
 
 def _start(config: Config, run: Path, model: Any, reference: Any, skill_source: SkillSource | None) -> Learner:
@@ -153,14 +167,14 @@ def _start(config: Config, run: Path, model: Any, reference: Any, skill_source: 
     return learner
 
 
-def _step(learner: Learner, tokenizer: Any, rollout_fn: Rollout, sources: Sources, run: Path) -> dict[str, float]:
-    config, step = learner.config, learner.step
+def _step(engine: Engine, tokenizer: Any, rollout_fn: Rollout, sources: Sources, run: Path) -> dict[str, float]:
+    config, step = engine.config, engine.step
     started = time.perf_counter()
     trajectories = list(rollout_fn(step))
     played = [trajectory for trajectory in trajectories if trajectory.error is None]
     rolled_out = time.perf_counter()
 
-    needs = learner.method.needs(learner.method_config, step)
+    needs = engine.method.needs(engine.method_config, step)
     texts, over = teacher_texts(config, tokenizer, needs, played, step, sources.write, sources.library)
     turn_skills: Mapping[str, Mapping[int, Skill]] = {}
     if needs.step_skill and played:
@@ -176,30 +190,30 @@ def _step(learner: Learner, tokenizer: Any, rollout_fn: Rollout, sources: Source
         "time/skills": wrote - rolled_out,
         **over,
     }
-    rows, counted = _rows(learner, tokenizer, needs, played, texts, turn_skills)
+    rows, counted = _rows(engine, tokenizer, needs, played, texts, turn_skills)
     write_samples(run, step, tokenizer, [row.pair for row in rows])
     metrics |= _reward_metrics(trajectories, played) | counted
     order = torch.randperm(len(rows), generator=generator(config.seed, step))
     parts = [part.tolist() for part in order.split(config.optim.mini_batch_rows) if len(part)]
-    rows = score(learner, needs, rows, len(parts))
-    means, cache = Means(), Cache()
+    rows = score(engine, needs, rows, len(parts))
+    means = Means()
     for part in parts:
-        update(learner, needs, [rows[i] for i in part], means, cache)
-    extra_updates(learner, needs, cache)
+        engine.learn(needs, [rows[i] for i in part], means)
+    engine.finish(needs)
     if sources.library is not None:
         metrics |= sources.library.finish(played, step, needs.grow, sources.write)
-    learner.step += 1
+    engine.step += 1
     return {
         **metrics,
         **means.result(),
-        "update": float(learner.update),
+        "update": float(engine.update),
         "tokens/train": float(sum(row.n_tokens for row in rows)),
         "time/train": time.perf_counter() - wrote,
     }
 
 
 def _rows(
-    learner: Learner,
+    engine: Engine,
     tokenizer: Any,
     needs: Needs,
     played: Sequence[Trajectory],
@@ -208,8 +222,8 @@ def _rows(
 ) -> tuple[list[Row], dict[str, float]]:
     """The step's rows, with teacher contexts where there are skills, and counts of what is missing."""
     segments = [(i, s) for i, t in enumerate(played) for s in t.segments if s.response_mask.any()]
-    advantages = turn_advantages(played, learner.config.objective)
-    limit = learner.learned.model.config.max_position_embeddings
+    advantages = turn_advantages(played, engine.config.objective)
+    limit = engine.longest
     pairs, counts = build_pairs(
         tokenizer,
         [(played[i], segment) for i, segment in segments],
@@ -224,16 +238,16 @@ def _rows(
         steps, found = build_step_pairs(
             tokenizer, [(played[i], segment) for i, segment in segments], turn_skills, limit
         )
-        rows = read_steps(learner, rows, steps)
+        rows = read_steps(engine, rows, steps)
         metrics |= {f"distill/turns_{name}": float(count) for name, count in found.items()}
     if needs.teacher != "none":
         tokens = sum(row.n_tokens for row in rows if row.distilled)
         metrics |= {f"distill/{name}": float(count) for name, count in counts.items()}
         metrics["distill/tokens"] = float(tokens)
         if not tokens:
-            log.warning("step %d: no token is distilled (%s); the method does nothing here", learner.step, counts)
+            log.warning("step %d: no token is distilled (%s); the method does nothing here", engine.step, counts)
     if not rows:
-        log.warning("step %d: no trajectory to learn from, the weights stay", learner.step)
+        log.warning("step %d: no trajectory to learn from, the weights stay", engine.step)
     return rows, metrics
 
 

@@ -1,34 +1,66 @@
-"""One optimiser update: forward passes of a mini-batch of rows, micro-batch by micro-batch, and an AdamW step."""
+"""The local engine: forward passes of a mini-batch of rows, micro-batch by micro-batch, and an AdamW step.
+
+A worker of the cluster holds a Learner too: only how its weights lie (`Learner.lying`) is another.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from diagnostics.forward import Reading, read_contexts
 from diagnostics.paired import PairedPass, PairedSegment, run_pairs
-from training.batch import Batch, Row, collate, denominators, micro_batches, take_tokens
-from training.checkpoint import Learned
+from training.batch import Batch, Denominators, Row, collate, denominators, micro_batches, take_tokens
+from training.checkpoint import Learned, save_checkpoint
 from training.config import Config
 from training.dynamics import gap_metrics
+from training.engine import Reader, fixed_teacher, generator
 from training.method import Method, Needs
 from training.monitor import Means, state_metrics
-from training.objective import objective
-from training.skills.step_level import StepPair, place_steps
+from training.objective import Objective, objective
 
 CACHED_TOKENS = 1024  # kept of a micro-batch for the extra updates: few enough to hold every layer's states
 
 Cache = list[tuple[Batch, PairedPass]]  # detached
 
 
+class Whole:
+    """How weights lie: all of them in this process. training/cluster/sharded.py has the other way."""
+
+    processes = 1
+
+    def read(self, model: Any, *contexts: Any, **options: Any) -> Reading:
+        """One forward: read_contexts with whatever has to be done around it."""
+        return read_contexts(model, *contexts, **options)
+
+    def copy(self, model: Any) -> Any:
+        """The weights as they are now, to be read later."""
+        return copy.deepcopy(model).requires_grad_(False)
+
+    def alike(self, parts: list[list[Row]]) -> list[list[Row]]:
+        """Micro-batches, as many in every process."""
+        return parts
+
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> float:
+        """Clips the norm of the gradients of all processes; returns it as it was."""
+        return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+
+    def clip_modules(self, parameters: Sequence[Tensor], limit: float) -> float:
+        """The same for parameters that every process holds."""
+        return self.clip(parameters, limit)
+
+
 @dataclass
 class Learner:
-    """A run in memory: what is trained, by what, and how far it is."""
+    """A run in memory: what is trained, by what, and how far it is. An Engine (training/engine.py)."""
 
     config: Config
     method: Method
@@ -38,134 +70,134 @@ class Learner:
     frozen: Any = None  # the policy as it was at rollout time, where an update reads it
     step: int = 0  # steps done
     update: int = 0  # updates done
+    lying: Whole = field(default_factory=Whole)
+    cache: Cache = field(default_factory=list)  # what the extra updates of this step read
+
+    @property
+    def longest(self) -> int:
+        return int(self.learned.model.config.max_position_embeddings)
+
+    def log_probs(self, reader: Reader, pairs: Sequence[PairedSegment]) -> Sequence[Tensor]:
+        model = self.reference if reader == "reference" else self.learned.model
+        return log_probs(self, model, pairs) if pairs else []
+
+    def freeze(self, keep: bool) -> None:
+        self.frozen = self.lying.copy(self.learned.model) if keep else None  # that of an earlier step is forgotten
+
+    def learn(self, needs: Needs, rows: Sequence[Row], means: Means) -> None:
+        self.clear()
+        if accumulate(self, needs, rows, denominators(rows, self.config.objective.reduction), means):
+            take_step(self, means)
+
+    def finish(self, needs: Needs) -> None:
+        extra_updates(self, needs)
+
+    def save(self, run: Path, tokenizer: Any, state: Mapping[str, Any]) -> None:
+        seeds = [self.config.seed]
+        save_checkpoint(run, self.step, self.learned, tokenizer, state, config=self.config, seeds=seeds)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for _, _, optimizer in self.learned.parts:
+            optimizer.zero_grad(set_to_none=True)
 
 
-def generator(seed: int, step: int, stream: int = 0) -> torch.Generator:
-    """The random numbers of one purpose (`stream`) in one step."""
-    state = np.random.SeedSequence([seed, step, stream]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))
+LossFn = Callable[[Learner, Needs, Batch, PairedPass], Objective]
 
 
-def score(learner: Learner, needs: Needs, rows: Sequence[Row], updates: int) -> list[Row]:
-    """Adds what stays fixed during a step, read by this engine with the weights of its start; then the advantages.
+def method_loss(learner: Learner, needs: Needs, batch: Batch, pair: PairedPass) -> Objective:
+    """The reward objective and the method's terms of one micro-batch."""
+    method, distilled = learner.method, bool(batch.distilled.any())
+    terms = []
+    if method.loss and distilled:
+        terms = method.loss(batch, pair, learner.method_config, learner.step, learner.learned.modules)
+    return objective(batch, pair, learner.config.objective, needs, terms)
 
-    The reference's log-probs where there is a KL term; the policy's own where there are several updates (with one they
-    equal the student's, detached) or a method's advantage asks for them; a rollout-time or initial teacher's.
+
+def accumulate(
+    learner: Learner,
+    needs: Needs,
+    rows: Sequence[Row],
+    of: Denominators,
+    means: Means,
+    loss_fn: LossFn = method_loss,
+) -> bool:
+    """Adds the gradients of a mini-batch (or of one process' rows of it), and its metrics to `means`.
+
+    The loss of a micro-batch is its share of the mini-batch's, so gradients add up to those of one large batch.
+    Args: of, the denominators of the whole mini-batch; loss_fn, the loss of one micro-batch.
+    Returns: whether there is anything to learn from.
     """
-    config, method = learner.config, learner.method
-    model, nothing = learner.learned.model, [None] * len(rows)
-    anchored = needs.regularised and config.objective.kl_coefficient
-    reference = _read(learner, learner.reference, rows) if anchored else nothing
-    asked = method.advantage is not None and needs.teacher_logprobs
-    old = _read(learner, model, rows) if updates > 1 or asked else nothing
-    teacher: Sequence[Any] = nothing
-    if fixed_teacher(needs):
-        reader = learner.reference if needs.teacher == "initial" else model
-        teacher = _read(learner, reader, [replace(row, pair=as_student(row.pair)) for row in rows])
-    learner.frozen = None  # that of an earlier step is not this step's
-    if needs.teacher == "rollout" and not fixed_teacher(needs) and updates > 1:
-        learner.frozen = copy.deepcopy(model).requires_grad_(False)
-    scored = [
-        replace(row, old_logprobs=b, reference_logprobs=r, teacher_logprobs=q)
-        for row, b, r, q in zip(rows, old, reference, teacher, strict=True)
-    ]
-    return scored if method.advantage is None or not rows else _with_advantages(learner, scored)
-
-
-def read_steps(learner: Learner, rows: Sequence[Row], steps: Sequence[StepPair]) -> list[Row]:
-    """Adds what the policy, at the start of a step, makes of the turns that have a skill of their own."""
-    pairs = [as_student(step.pair) for step in steps]
-    read = torch.cat(list(_log_probs(learner, learner.learned.model, pairs))) if pairs else torch.zeros(0)
-    placed = place_steps(steps, read, [row.n_tokens for row in rows])
-    return [
-        replace(row, step_teacher_logprobs=q, step_distilled=mask) for row, (q, mask) in zip(rows, placed, strict=True)
-    ]
-
-
-def fixed_teacher(needs: Needs) -> bool:
-    """Whether the teacher's log-probs can be read once a step: its weights stay, and nothing else of it is needed."""
-    alone = needs.states == "none" and needs.divergence == "none"
-    return needs.teacher_logprobs and alone and needs.teacher in ("rollout", "initial")
-
-
-def as_student(pair: PairedSegment) -> PairedSegment:
-    """The teacher's context in the student's place; the student's own where there is no teacher."""
-    if pair.teacher_ids is None or pair.teacher_positions is None:
-        return pair
-    return replace(pair, student_ids=pair.teacher_ids, student_positions=pair.teacher_positions)
-
-
-def _with_advantages(learner: Learner, rows: list[Row]) -> list[Row]:
-    """The method's per-token advantages, over all rows of the step at once."""
-    assert learner.method.advantage is not None
-    config = learner.config
-    batch = collate(rows, denominators(rows, config.objective.reduction), torch.device("cpu"))
-    old = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-    pair = PairedPass(batch.row, batch.distilled, old, teacher_logprobs=batch.teacher_logprobs)
-    advantages = learner.method.advantage(batch, pair, learner.method_config, learner.step)
-    parts = advantages.split([row.n_tokens for row in rows])
-    return [replace(row, advantages=part) for row, part in zip(rows, parts, strict=True)]
-
-
-def update(learner: Learner, needs: Needs, rows: Sequence[Row], means: Means, cache: Cache) -> None:
-    """One AdamW update from a mini-batch. Adds its metrics to `means`, and to `cache` what extra_updates reads.
-
-    The loss of a micro-batch is its share of the mini-batch's, so gradients add up to those of one large batch. The
-    method's modules have their own optimiser, learning rate and gradient clip: a large gradient in one never shrinks
-    the step of the other.
-    Raises: FloatingPointError when a gradient is not finite; the weights are those before the update.
-    """
-    config, method, learned = learner.config, learner.method, learner.learned
-    device = next(learned.model.parameters()).device
-    of = denominators(rows, config.objective.reduction)
     learns = False
-    for _, _, optimizer in learned.parts:
-        optimizer.zero_grad(set_to_none=True)
-    for part in micro_batches(rows, config.optim.micro_batch_tokens):
-        batch = collate(part, of, device)
-        distilled = bool(batch.distilled.any())
-        live = distilled and needs.teacher != "none" and not fixed_teacher(needs)
-        with _precision(config, device):
-            pair = run_pairs(
-                learned.model,
-                [row.pair for row in part],
-                temperature=config.sampler.temperature,
-                states=needs.states if distilled else "none",
-                teacher=live,
-                teacher_model=_teacher(learner, needs),
-                student_grad=True,
-                entropy=bool(needs.entropy or (needs.regularised and config.objective.entropy_coefficient)),
-                divergence=needs.divergence if live else "none",
-            )
-        if batch.old_logprobs is None:
-            batch = replace(batch, old_logprobs=pair.student_logprobs.detach())
-        if batch.teacher_logprobs is not None:
-            pair = replace(pair, teacher_logprobs=batch.teacher_logprobs)
-        arguments = (batch, pair, learner.method_config, learner.step)
-        terms = method.loss(*arguments, learned.modules) if method.loss and distilled else []
-        result = objective(batch, pair, config.objective, needs, terms)
-        if result.loss.requires_grad:
-            result.loss.backward()
+    processes = learner.lying.processes  # their gradients are averaged
+    for part in learner.lying.alike(micro_batches(rows, learner.config.optim.micro_batch_tokens)):
+        batch, pair = _read_part(learner, needs, part, of)
+        result = loss_fn(learner, needs, batch, pair)
+        loss = result.loss
+        if processes > 1:  # every process walks back through all weights, also with no token of its own
+            loss = processes * loss + pair.student_logprobs[:0].sum()
+        if loss.requires_grad:
+            loss.backward()
             learns = True
         means.add({**result.metrics, **gap_metrics(batch, pair), **state_metrics(pair, batch.distilled)})
-        if distilled and learned.modules is not None and learned.modules.extra_updates:
-            cache.append(_cached(batch, pair, generator(config.seed, learner.step, 1 + len(cache))))
-    if not learns:
-        return
+        modules = learner.learned.modules
+        if batch.distilled.any() and modules is not None and modules.extra_updates:
+            stream = generator(learner.config.seed, learner.step, 1 + len(learner.cache))
+            learner.cache.append(_cached(batch, pair, stream))
+    return learns
+
+
+def _read_part(learner: Learner, needs: Needs, part: Sequence[Row], of: Denominators) -> tuple[Batch, PairedPass]:
+    """A micro-batch and what the student, and a teacher that is not fixed, make of it."""
+    config, learned = learner.config, learner.learned
+    device = next(learned.model.parameters()).device
+    batch = collate(part, of, device)
+    # all processes alike: where any row of the mini-batch has a teacher, each reads one (a row without: the student's)
+    distilled = bool(batch.distilled.any()) or (learner.lying.processes > 1 and bool(of.distilled.total()))
+    live = distilled and needs.teacher != "none" and not fixed_teacher(needs)
+    with _precision(config, device):
+        pair = run_pairs(
+            learned.model,
+            [row.pair for row in part],
+            temperature=config.sampler.temperature,
+            states=needs.states if distilled else "none",
+            teacher=live,
+            teacher_model=_teacher(learner, needs),
+            student_grad=True,
+            entropy=bool(needs.entropy or (needs.regularised and config.objective.entropy_coefficient)),
+            divergence=needs.divergence if live else "none",
+            read_with=learner.lying.read,
+        )
+    if batch.old_logprobs is None:
+        batch = replace(batch, old_logprobs=pair.student_logprobs.detach())
+    if batch.teacher_logprobs is not None:
+        pair = replace(pair, teacher_logprobs=batch.teacher_logprobs)
+    return batch, pair
+
+
+def take_step(learner: Learner, means: Means) -> None:
+    """One AdamW update from the gradients that have been added up.
+
+    The method's modules have their own optimiser, learning rate and gradient clip: a large gradient in one never
+    shrinks the step of the other.
+    Raises: FloatingPointError when a gradient is not finite; the weights are those before the update.
+    """
+    config = learner.config
     warm = min(1.0, (learner.step + 1) / max(config.optim.warmup_steps, 1))
-    learned.optimizer.param_groups[0]["lr"] = config.optim.lr * warm
+    learner.learned.optimizer.param_groups[0]["lr"] = config.optim.lr * warm
     for name, norm in _clip_and_step(learner).items():
         means.add({f"optim/grad_norm/{name}": (torch.tensor(norm), 1.0)})
     learner.update += 1
 
 
-def extra_updates(learner: Learner, needs: Needs, cache: Cache) -> None:
+def extra_updates(learner: Learner, needs: Needs) -> None:
     """Further updates of the method's modules alone, on states the step has already read (no forward of the model).
 
     A recipe of few updates a step asks for them: a projector that starts at random would otherwise still be random
     when the run ends, and the method silently do nothing.
     """
     learned, method = learner.learned, learner.method
+    cache, learner.cache = learner.cache, []
     if not cache or method.loss is None or learned.module_optimizer is None:
         return
     for index in range(learned.modules.extra_updates):
@@ -181,7 +213,8 @@ def _clip_and_step(learner: Learner, only: str | None = None) -> dict[str, float
     parts = [part for part in learner.learned.parts if only in (None, part[0])]
     norms = {}
     for name, module, _ in parts:
-        norms[name] = float(torch.nn.utils.clip_grad_norm_(module.parameters(), learner.config.optim.grad_clip))
+        clip = learner.lying.clip_modules if name == "modules" else learner.lying.clip
+        norms[name] = clip(list(module.parameters()), learner.config.optim.grad_clip)
         if not np.isfinite(norms[name]):
             raise FloatingPointError(
                 f"gradient norm of the {name} is {norms[name]} at step {learner.step}, update {learner.update}; the "
@@ -197,11 +230,7 @@ def _teacher(learner: Learner, needs: Needs) -> Any:
     return {"initial": learner.reference, "rollout": learner.frozen}.get(needs.teacher)
 
 
-def _read(learner: Learner, model: Any, rows: Sequence[Row]) -> Sequence[torch.Tensor]:
-    return _log_probs(learner, model, [row.pair for row in rows]) if rows else []
-
-
-def _log_probs(learner: Learner, model: Any, pairs: Sequence[PairedSegment]) -> Sequence[torch.Tensor]:
+def log_probs(learner: Learner, model: Any, pairs: Sequence[PairedSegment]) -> Sequence[Tensor]:
     """Log-probs of the response tokens in the student's contexts, pair by pair."""
     config = learner.config
     with _precision(config, next(model.parameters()).device):
@@ -215,9 +244,9 @@ def _log_probs(learner: Learner, model: Any, pairs: Sequence[PairedSegment]) -> 
     return result.student_logprobs.cpu().split([len(pair.response_ids) for pair in pairs])
 
 
-def _cached(batch: Batch, pair: PairedPass, generator: torch.Generator) -> tuple[Batch, PairedPass]:
+def _cached(batch: Batch, pair: PairedPass, stream: torch.Generator) -> tuple[Batch, PairedPass]:
     index = batch.distilled.nonzero()[:, 0]
-    index = index[torch.randperm(len(index), generator=generator)[:CACHED_TOKENS].to(index.device)]
+    index = index[torch.randperm(len(index), generator=stream)[:CACHED_TOKENS].to(index.device)]
     batch, pair = take_tokens(batch, pair, index)
     scale = torch.full_like(batch.distill_scale, 1 / len(index))  # a mean over these tokens: gradients of the same size
     return replace(batch, distill_scale=scale, n_distilled=len(index)), pair
