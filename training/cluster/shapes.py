@@ -21,6 +21,7 @@ class Shape:
     vocabulary: int
     head_dim: int
     tied: bool  # the output head is the embedding
+    positions: int  # tokens of the longest context
     qkv_bias: bool = False
     qk_norm: bool = False
 
@@ -49,16 +50,16 @@ class Shape:
 
 
 def _qwen25(hidden: int, layers: int, heads: int, kv: int, intermediate: int, vocabulary: int, tied: bool) -> Shape:
-    return Shape(hidden, layers, heads, kv, intermediate, vocabulary, 128, tied, qkv_bias=True)
+    return Shape(hidden, layers, heads, kv, intermediate, vocabulary, 128, tied, 32768, qkv_bias=True)
 
 
 SHAPES: dict[str, Shape] = {
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 28, 12, 2, 8960, 151936, True),
     "Qwen/Qwen2.5-3B-Instruct": _qwen25(2048, 36, 16, 2, 11008, 151936, True),
     "Qwen/Qwen2.5-7B-Instruct": _qwen25(3584, 28, 28, 4, 18944, 152064, False),
-    "Qwen/Qwen3-1.7B": Shape(2048, 28, 16, 8, 6144, 151936, 128, True, qk_norm=True),
-    "Qwen/Qwen3-4B": Shape(2560, 36, 32, 8, 9728, 151936, 128, True, qk_norm=True),
-    "Qwen/Qwen3-8B": Shape(4096, 36, 32, 8, 12288, 151936, 128, False, qk_norm=True),
+    "Qwen/Qwen3-1.7B": Shape(2048, 28, 16, 8, 6144, 151936, 128, True, 40960, qk_norm=True),
+    "Qwen/Qwen3-4B": Shape(2560, 36, 32, 8, 9728, 151936, 128, True, 40960, qk_norm=True),
+    "Qwen/Qwen3-8B": Shape(4096, 36, 32, 8, 12288, 151936, 128, False, 40960, qk_norm=True),
 }
 TINY = Path(__file__).parents[1] / "models" / "assets" / "tiny"
 
@@ -93,6 +94,7 @@ def _from_config(config: Mapping[str, Any], path: Path) -> Shape:
         vocabulary=config["vocab_size"],
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         tied=bool(config.get("tie_word_embeddings", False)),
+        positions=config["max_position_embeddings"],
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
     )
