@@ -23,6 +23,13 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
+class ShopConfig:
+    """What WebShop's pages show."""
+
+    products: int = 10  # on one page of results
+
+
+@dataclass(frozen=True)
 class EnvConfig:
     kind: Literal["household", "alfworld", "webshop", "searchqa"] = "household"
     data: str | None = None  # folder with games; None: generated, or $ALFWORLD_DATA (alfworld)
@@ -33,6 +40,7 @@ class EnvConfig:
     workers: int = 2
     timeout: float = 60.0  # seconds a reset or a step may take
     search: SearchConfig = field(default_factory=SearchConfig)
+    shop: ShopConfig = field(default_factory=ShopConfig)
 
 
 @dataclass(frozen=True)

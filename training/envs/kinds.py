@@ -35,7 +35,9 @@ def _alfworld(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
 
 
 def _webshop(env: EnvConfig, tokenizer: Any) -> Callable[[], Env]:
-    return partial(WebShopEnv, max_turns=env.max_turns)
+    if env.shop.products < 1:
+        raise ValueError(f"env.shop.products is {env.shop.products}, expected 1 or more products on a page of results")
+    return partial(WebShopEnv, max_turns=env.max_turns, products=env.shop.products)
 
 
 KINDS: dict[str, Kind] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.envs.base import Step, Task
 from training.envs.webshop.goals import Goal
-from training.envs.webshop.pages import Place, commands, follow, observation
+from training.envs.webshop.pages import WINDOW, Place, commands, follow, observation
 from training.envs.webshop.reward import Purchase, judge
 from training.envs.webshop.shop import Shop, read_goal
 
@@ -14,11 +14,12 @@ WIN_REWARD = 10.0
 class WebShopEnv:
     """An episode ends with a purchase. Reward is 10 where its score is 1, else 0; the score itself is told beside it.
 
-    Args: max_turns: actions of an episode; `done` is then true whether or not something was bought.
+    Args: max_turns: actions of an episode; `done` is then true whether or not something was bought. products: of one
+    page of results.
     """
 
-    def __init__(self, max_turns: int = 15):
-        self.max_turns = max_turns
+    def __init__(self, max_turns: int = 15, products: int = WINDOW):
+        self.max_turns, self.products = max_turns, products
         self._shop: Shop | None = None  # None: no running episode
         self._goal: Goal | None = None
         self._place = Place()
@@ -27,7 +28,7 @@ class WebShopEnv:
     def reset(self, task: Task) -> Step:
         """The index page. Raises ValueError where the task's goal is not in its shop."""
         self._shop, self._goal = read_goal(task)
-        self._place, self._turn = Place(), 0
+        self._place, self._turn = Place(size=self.products), 0
         return self._step(None)
 
     def step(self, action: str) -> Step:

@@ -12,7 +12,7 @@ from training.envs.webshop.shop import Shop
 
 SEPARATOR = " [SEP] "
 SEARCH = "search[<your query>]"  # the policy's own words stand for the part in angle brackets
-WINDOW = 10  # products of a page
+WINDOW = 10  # products of a page, unless asked otherwise
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 PARTS = ("Description", "Features", "Reviews", "Attributes")
 
@@ -29,11 +29,12 @@ class Place:
     row: int = -1  # of the product at hand
     part: str = ""
     chosen: dict[str, str] = field(default_factory=dict)  # option name -> value
+    size: int = WINDOW  # products of a page of the results
 
     @property
     def shown(self) -> tuple[int, ...]:
         """Rows of the products on this page of the results."""
-        return self.found[self.window * WINDOW : (self.window + 1) * WINDOW]
+        return self.found[self.window * self.size : (self.window + 1) * self.size]
 
 
 def command(text: str) -> tuple[str, str] | None:
@@ -67,7 +68,8 @@ def follow(place: Place, action: str, shop: Shop) -> Place | None:
         return None
     verb, words = done
     if verb == "search":
-        return Place("results", shop.search(words.lower())) if place.page == "index" else None
+        found = shop.search(words.lower())
+        return Place("results", found, size=place.size) if place.page == "index" else None
     clicked = words.lower()
     targets = {target.lower() for target in _targets(place, shop)}
     return _click(place, clicked, shop) if clicked in targets else None
@@ -75,7 +77,7 @@ def follow(place: Place, action: str, shop: Shop) -> Place | None:
 
 def _click(place: Place, clicked: str, shop: Shop) -> Place:
     if clicked == BACK.lower():
-        return Place()
+        return Place(size=place.size)
     if place.page == "results":
         if clicked in (NEXT.lower(), PREVIOUS.lower()):
             return replace(place, window=place.window + (1 if clicked == NEXT.lower() else -1))
@@ -110,7 +112,7 @@ def _targets(place: Place, shop: Shop) -> Iterator[str]:
 
 
 def _turns(place: Place) -> list[str]:
-    last = max(len(place.found) - 1, 0) // WINDOW
+    last = max(len(place.found) - 1, 0) // place.size
     return [*([PREVIOUS] if place.window > 0 else []), *([NEXT] if place.window < last else [])]
 
 
