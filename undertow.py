@@ -65,10 +65,13 @@ def evaluate(words: Sequence[str]) -> int:
     trials = (given.trials or TRIALS[given.protocol]) if given.protocol in TRIALS else 1
     artifacts = play_seeds(subject, config, seeds, protocol=given.protocol, trials=trials, device=given.device)
     from analysis.plain import print_table
+    from analysis.scores import graded_table
     from analysis.trials import evaluation
 
     table, remark = evaluation(artifacts, given.protocol, trials)
     print_table(table, f"{subject.name} on {config.env.kind} {play.panel}, {given.protocol}{remark}")
+    if len(graded := graded_table(artifacts)):
+        print_table(graded, "score of an episode, beside its success")
     for artifact in artifacts:
         print(f"episodes: {artifact.path}")
     return 0
@@ -106,7 +109,8 @@ def diagnose(words: Sequence[str]) -> int:
             print("no shares: without the context `unrelated` there is no null to hold changes against")
         else:
             shown = table[table["channel"].isin(("hidden_change", "output_change"))]
-            names = "channel token_class context share low high threshold n_tokens n_trajectories".split()
+            names = ["channel", "token_class", "context", "share", "low", "high", "threshold"]
+            names += ["n_tokens", "n_trajectories"]
             print_table(shown[names], "tokens that change more than the 99th percentile under an unrelated text")
     for remark in artifact.manifest["remarks"]:
         print(remark)
@@ -142,25 +146,13 @@ def data(words: Sequence[str]) -> int:
     from training.arguments import data_words, parse
 
     given = parse(Data(), data_words(words), "undertow data")
-    kind = given.generate or given.kind
     sizes = {name: getattr(given, name) for name in ("train", "valid_seen", "valid_unseen")}
     sizes = {name: count for name, count in sizes.items() if count is not None}
     out = Path(given.out) if given.out else None
-    from training.envs.folders import alfworld_folder, household_games
+    from training.envs.bring import Request, bring
 
-    if given.source and kind in ("", "alfworld"):
-        from training.envs.games import import_games
-
-        folder = out or alfworld_folder()
-        counts = import_games(given.source, folder)
-        print(f"games: {folder} ({', '.join(f'{split} {count}' for split, count in counts.items())})")
-    elif kind == "household" and not given.source:
-        print(f"games: {household_games(out, sizes, given.seed, given.workers)}")
-    else:
-        raise ValueError(
-            "say `undertow data alfworld --from ARCHIVE_OR_FOLDER` to bring in ALFWorld's games, or "
-            "`undertow data --generate household` to make new ones"
-        )
+    kind = given.generate or given.kind or ("alfworld" if given.source else "")
+    print(bring(kind, Request(given.source, out, sizes, given.seed, given.workers, given.goals)))
     return 0
 
 

@@ -11,7 +11,8 @@ import pandas as pd
 # Columns in [0, 1] (differences in [-1, 1]), shown in percent.
 _RATES = "success low high share a b difference invalid_share final best mean_last_3 without rate detectable"
 _POWER = "discordance power_unpaired power_paired detectable_unpaired detectable_paired"
-SHARES = {*_RATES.split(), *_POWER.split(), "lowest_seed", "highest_seed", "wilson_low", "wilson_high"}
+_BOUNDS = "lowest_seed highest_seed wilson_low wilson_high success_low success_high"
+SHARES = {*_RATES.split(), *_POWER.split(), *_BOUNDS.split()}
 
 
 def print_table(frame: pd.DataFrame, title: str) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.frames import played
+from analysis.frames import episode_frame, played
 from analysis.tables import groups
+from diagnostics.artifact import Artifact
 
 MEAN = "mean"  # of the types, each counting the same: the "Avg." of the papers' tables
 _SEED = 0
@@ -38,6 +39,12 @@ def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
         rows += [{**key, "type": name, **_means(part)} for name, part in {**parts, "all": group}.items()]
         rows.append({**key, "type": MEAN, **_mean_of_types(list(parts.values()))})
     return pd.DataFrame(rows)
+
+
+def graded_table(artifacts: Sequence[Artifact]) -> pd.DataFrame:
+    """score_table of an evaluation's trajectories artifacts; empty where their environment tells success alone."""
+    episodes = pd.concat([episode_frame(artifact) for artifact in artifacts])
+    return pd.DataFrame() if episodes["score"].isna().all() else score_table(episodes)
 
 
 def _by_task(episodes: pd.DataFrame, column: str) -> np.ndarray:

@@ -78,7 +78,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Data:
-    """Bring ALFWorld's games into place (alfworld --from PATH), or make new ones (--generate household)."""
+    """Bring an environment's data into place (KIND --from PATH), or make new ones (--generate KIND)."""
 
     kind: str = ""  # alfworld, household, webshop or searchqa
     source: Annotated[str | None, arg(name="from")] = None  # folder, .zip or .tar archive with ALFWorld's games
@@ -87,6 +87,7 @@ class Data:
     train: int | None = None  # games of each split
     valid_seen: int | None = None
     valid_unseen: int | None = None
+    goals: Literal["synthetic", "human"] = "synthetic"  # webshop: whose instructions are asked
     seed: int = 0
     workers: int = 2
 

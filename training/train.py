@@ -256,7 +256,9 @@ def _reward_metrics(trajectories: Sequence[Trajectory], played: Sequence[Traject
         return sum(values) / len(values) if values else float("nan")
 
     turns = sum(len(trajectory.turns) for trajectory in played)
+    scores = [trajectory.score for trajectory in played if trajectory.score is not None]
     return {
+        **({"reward/score": mean(scores)} if scores else {}),
         "reward/success": mean([float(trajectory.success) for trajectory in played]),
         "reward/mean": mean([trajectory.reward for trajectory in played]),
         "reward/invalid_share": sum(trajectory.n_invalid for trajectory in played) / max(turns, 1),
