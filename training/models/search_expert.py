@@ -7,7 +7,7 @@ the chain; after a search that did not bring the passage it searches for the bar
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.envs.fact_world import SEEN, UNSEEN, Form
@@ -44,25 +44,39 @@ def read_question(question: str) -> tuple[Form, str] | None:
     return None
 
 
-def expert_move(question: str, observations: Sequence[str]) -> Move:
-    """The next turn. Args: observations, the answers to the searches so far, oldest first.
+def read_chain(
+    question: str, observations: Sequence[str], known: Mapping[tuple[str, str], str] | None = None
+) -> tuple[list[tuple[str, str, str]], tuple[str, str] | None]:
+    """The facts (relation, name, fact) on the way to the answer, as far as they were seen, and the first that was not.
 
+    Args: observations, the answers to the searches so far, oldest first; known, (relation, name) -> fact, from
+    elsewhere.
     Raises: ValueError for a question that is not of the invented world.
     """
     parsed = read_question(question)
     if parsed is None:
         raise ValueError(f"question {question!r} is not of the invented world")
     form, name = parsed
-    told, fact = "", ""
+    found: list[tuple[str, str, str]] = []
     for relation in form.chain:
-        found = _fact(name, relation, observations)
-        if found is None:
-            missed = any("<information>" in text and name in text for text in observations)
-            query = name if missed else f"{name} {WANTED[relation]}"
-            return Move(f"{told}I need the {relation} of {name}.", f"<search>{query}</search>")
-        fact = found
-        told, name = f"The {relation} of {name} is {fact}. ", fact
-    return Move(told.strip(), f"<answer>{fact}</answer>")
+        fact = (known or {}).get((relation, name)) or _fact(name, relation, observations)
+        if fact is None:
+            return found, (relation, name)
+        found.append((relation, name, fact))
+        name = fact
+    return found, None
+
+
+def expert_move(question: str, observations: Sequence[str], known: Mapping[tuple[str, str], str] | None = None) -> Move:
+    """The next turn. Args and Raises: as `read_chain`."""
+    found, missing = read_chain(question, observations, known)
+    told = f"The {found[-1][0]} of {found[-1][1]} is {found[-1][2]}." if found else ""
+    if missing is None:
+        return Move(told, f"<answer>{found[-1][2]}</answer>")
+    relation, name = missing
+    missed = any("<information>" in text and name in text for text in observations)
+    query = name if missed else f"{name} {WANTED[relation]}"
+    return Move(f"{told} I need the {relation} of {name}.".strip(), f"<search>{query}</search>")
 
 
 def _fact(name: str, relation: str, observations: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""The tiny policy: a Qwen2-shaped player of household games that trains and answers on a laptop CPU.
+"""A tiny policy: a Qwen2-shaped player of one kind of environment that trains and answers on a laptop CPU.
 
-`build` makes it from nothing but the packages: generate games, let the searching expert play them, learn a word
-vocabulary, imitate. The result is the project's own asset (training/models/assets/tiny).
+`build` makes it from nothing but the packages: generate games, let an expert play them, learn a word vocabulary,
+imitate. What is played and how it is worded are its `Lessons`; training/models/policies.py lists them. The results are
+the project's own assets (training/models/assets).
 """
 
 from __future__ import annotations
@@ -60,32 +61,60 @@ class Recipe:
     threads: int = 2
 
 
-def make_tokenizer(corpus: Sequence[str], vocabulary: int) -> Qwen2Tokenizer:
+Report = Callable[[str, int, int, float], None]  # (stage, done, in all, running loss)
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a tiny policy of one kind of environment is taught, and the words it is worded in."""
+
+    corpus: Callable[[Recipe, Path, Report], list[Example]]  # (recipe, folder for generated games, report)
+    # other names for the same things: (messages, generator, also the second kind of names)
+    renamed: Callable[[Sequence[Message], np.random.Generator, bool], tuple[Message, ...]]
+    words: Callable[[], Sequence[str]]  # each one token, at the start of a line and after a space
+    whole: Callable[[], Sequence[str]]  # strings that are one token wherever they stand
+
+
+def _household_corpus(recipe: Recipe, work: Path, report: Report) -> list[Example]:
+    from training.envs.household import generate
+
+    games = generate(
+        work / f"tiny-games-{recipe.games}-{recipe.games_seed}",
+        {"train": recipe.games, "valid_seen": 0, "valid_unseen": 0},
+        seed=recipe.games_seed,
+        progress=lambda done, total: report("games", done, total, math.nan),
+    )
+    return make_corpus(
+        [games],
+        seed=recipe.seed,
+        plays=recipe.plays,
+        progress=lambda done, total: report("expert play", done, total, math.nan),
+    )
+
+
+def _household_words() -> list[str]:
+    table = rooms()
+    words = sorted({name.lower() for names in (table["places"], table["holds"]) for name in names})
+    words += ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure"]
+    words += ["go", "open", "close", "take", "move", "put", "use", "clean", "heat", "cool", "examine"]
+    return [*words, "skill", "not", "seen", "back"]
+
+
+HOUSEHOLD = Lessons(
+    corpus=_household_corpus,
+    renamed=renamed,
+    words=_household_words,
+    whole=lambda: [f" {number}" for number in range(1, NUMBERS + 1)],
+)
+
+
+def make_tokenizer(corpus: Sequence[str], vocabulary: int, lessons: Lessons = HOUSEHOLD) -> Qwen2Tokenizer:
     """Byte-level BPE whose merges make every word of the games one token, with a ChatML template.
 
     Qwen2's pre-tokeniser parts a number from its space and into digits; numbers with their space are added tokens, so
     that "cabinet 14" is two tokens and `AutoTokenizer`, which rebuilds that pre-tokeniser, reads the folder alike.
     """
-    table = rooms()
-    words = sorted({name.lower() for names in (table["places"], table["holds"]) for name in names})
-    words += ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure"]
-    words += [
-        "go",
-        "open",
-        "close",
-        "take",
-        "move",
-        "put",
-        "use",
-        "clean",
-        "heat",
-        "cool",
-        "examine",
-        "skill",
-        "not",
-        "seen",
-        "back",
-    ]
+    words = lessons.words()
     lists = ["".join(f" {word}" for word in words), "\n".join(words)] * 200
     base = Qwen2Tokenizer()
     trainer = trainers.BpeTrainer(
@@ -107,7 +136,7 @@ def make_tokenizer(corpus: Sequence[str], vocabulary: int) -> Qwen2Tokenizer:
         extra_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=False,
     )
-    whole = [*TAGS, *(f" {number}" for number in range(1, NUMBERS + 1))]
+    whole = [*TAGS, *lessons.whole()]
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -153,7 +182,7 @@ def encode_example(
 
 
 def batches(
-    examples: Sequence[Example], tokenizer: Qwen2Tokenizer, recipe: Recipe
+    examples: Sequence[Example], tokenizer: Qwen2Tokenizer, recipe: Recipe, lessons: Lessons = HOUSEHOLD
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Ids and weights [B, T], right-padded, examples of like length together; endless, decided by the seed."""
     epoch = 0
@@ -166,7 +195,7 @@ def batches(
                 example, draw = examples[index], rng.random()
                 messages: Sequence[Message] = example.messages
                 if draw < recipe.renamed:
-                    messages = renamed(messages, rng, places=draw < recipe.replaced)
+                    messages = lessons.renamed(messages, rng, draw < recipe.replaced)
                 rows.append(encode_example(tokenizer, messages, example.scored, recipe))
             rows.sort(key=lambda row: len(row[0]))
             groups: list[list[tuple[np.ndarray, np.ndarray]]] = [[]]
@@ -188,6 +217,7 @@ def imitate(
     examples: Sequence[Example],
     recipe: Recipe,
     progress: Callable[[int, float], None] | None = None,
+    lessons: Lessons = HOUSEHOLD,
 ) -> float:
     """Weighted next-token cross-entropy until `recipe.tokens` tokens are read; returns the last running loss (nats).
 
@@ -202,7 +232,7 @@ def imitate(
     ]
     model.train()
     seen, running, update = 0, math.nan, 0
-    for ids, weight in batches(examples, tokenizer, recipe):
+    for ids, weight in batches(examples, tokenizer, recipe, lessons):
         done = seen / recipe.tokens
         rate = recipe.lr * max(0.05, 1 - done) * min(1.0, (update + 1) / 50)  # 50 updates of warm-up
         for optimiser in optimisers:
@@ -227,32 +257,24 @@ def imitate(
     return running
 
 
-def build(out: Path, recipe: Recipe, work: Path, progress: Callable[[str, int, int, float], None]) -> Path:
+def build(out: Path, recipe: Recipe, work: Path, progress: Report, lessons: Lessons = HOUSEHOLD) -> Path:
     """Make the asset folder from the recipe: games, corpus, tokenizer, weights (bf16) and the build record.
 
     Byte-equal on one machine with one thread count; elsewhere equal in play up to the panel's interval.
     Args: work: folder for the generated games. progress: called with (stage, done, in all, running loss).
     """
-    from training.envs.household import generate
-
     check_free(out)
     torch.set_num_threads(recipe.threads)
-    games = generate(
-        work / f"tiny-games-{recipe.games}-{recipe.games_seed}",
-        {"train": recipe.games, "valid_seen": 0, "valid_unseen": 0},
-        seed=recipe.games_seed,
-        progress=lambda done, total: progress("games", done, total, math.nan),
-    )
-    examples = make_corpus(
-        [games],
-        seed=recipe.seed,
-        plays=recipe.plays,
-        progress=lambda done, total: progress("expert play", done, total, math.nan),
-    )
-    tokenizer = make_tokenizer(list(texts(examples)), recipe.vocabulary)
+    examples = lessons.corpus(recipe, work, progress)
+    tokenizer = make_tokenizer(list(texts(examples)), recipe.vocabulary, lessons)
     model = make_model(recipe, tokenizer)
     loss = imitate(
-        model, tokenizer, examples, recipe, lambda seen, loss: progress("imitation", seen, recipe.tokens, loss)
+        model,
+        tokenizer,
+        examples,
+        recipe,
+        lambda seen, loss: progress("imitation", seen, recipe.tokens, loss),
+        lessons,
     )
     return save(out, model, tokenizer, recipe, {"loss": loss, "examples": len(examples)})
 
