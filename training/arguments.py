@@ -138,3 +138,10 @@ def data_words(words: Sequence[str]) -> list[str]:
         if word == "--generate" and (index + 1 == len(words) or words[index + 1].startswith("-")):
             out.append("household")
     return out
+
+
+def sampler_words(words: Sequence[str]) -> list[str]:
+    """`--sampler vllm` is short for --sampler.engine vllm."""
+    short = {"--sampler": "--sampler.engine"}
+    split = [word.partition("=") for word in words]
+    return [f"{short.get(name, name)}{equals}{value}" for name, equals, value in split]
