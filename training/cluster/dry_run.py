@@ -48,7 +48,7 @@ def dry_run(config: Config, run: Path, cluster: ClusterConfig, model: str) -> Dr
     if found is None or shape is None:
         return DryRun(words, settings, layout, None, {}, why or "on CPUs nothing is planned: the sizes are for tests")
     extra = method_extra(config, shape)
-    tables = {
+    tables: dict[str, list[dict[str, Any]]] = {
         f"memory of one {cluster.gpu}, GiB, {cluster.world} GPUs": [
             {"phase": item.phase, "what": item.name, "GiB": round(item.gib, 2)} for item in found.items
         ],
