@@ -95,7 +95,7 @@ def play_seeds(
     model, tokenizer = load_policy(subject.source, config.model.dtype, device)
     keep_config(subject.run, config)
     artifacts = []
-    with Session(config, model, tokenizer, subject.step) as session:
+    with Session(config, model, tokenizer, subject.step, subject.source) as session:
         each = len(session.panel_tasks) * trials
         with show_progress("eval", each * len(seeds)) as report:
             for index, seed in enumerate(seeds):
@@ -122,7 +122,7 @@ def panel_skills(session: Session, run: Path, protocol: Protocol) -> Artifact | 
         return _skills(session, path, {"texts": hashlib.sha256(texts.encode()).hexdigest()}, lambda: found)
     if protocol == "expel":
         source = training_episodes(session, run)
-        made = {"policy": policy_digest(session.model), "of": source.digest, "panel": session.panel.sha256}
+        made = {"policy": session.policy(), "of": source.digest, "panel": session.panel.sha256}
         return _skills(session, path, made, lambda: insight_skills(session, load_trajectories(source.path)), [source])
     return None
 
@@ -142,7 +142,7 @@ def training_episodes(session: Session, run: Path) -> Artifact:
 
 def own_skills(session: Session, run: Path, trajectories: Artifact) -> Artifact:
     """The policy's hindsight skills of a trajectories artifact, as a skills artifact beside it, by trajectory."""
-    made = {"policy": policy_digest(session.model), "of": trajectories.digest}
+    made = {"policy": session.policy(), "of": trajectories.digest}
     path = run / "skills" / trajectories.path.name
     played = load_trajectories(trajectories.path)
     return _skills(session, path, made, lambda: session.write_skills(played, session.step), [trajectories])
@@ -175,15 +175,6 @@ def latest_episodes(run: Path) -> Artifact:
     return min(found)[-1]
 
 
-def policy_digest(model: Any) -> str:
-    """sha256 over the names and float32 values of all weights."""
-    sha = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        sha.update(name.encode())
-        sha.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return sha.hexdigest()
-
-
 def _panel_name(session: Session) -> str:
     return f"{session.config.env.kind}_{session.config.eval.panel}_step{session.step}"
 
@@ -195,9 +186,10 @@ def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact |
     found = {"search": [search.retriever, search.passages, search.passage_tokens]}  # what a search answers
     return {
         **(found if config.env.kind == "searchqa" else {}),
+        **({} if config.sampler.engine == "hf" else {"engine": config.sampler.engine}),  # draws of its own
         "evaluation": evaluation,
         "trials": trials,
-        "policy": policy_digest(session.model),
+        "policy": session.policy(),
         "step": session.step,
         "panel": session.panel.sha256,
         "seed": seed,

@@ -95,6 +95,18 @@ def summarise(trajectories: Sequence[Trajectory]) -> Summary:
     )
 
 
+def as_metrics(summary: Summary) -> dict[str, float]:
+    """The rows of metrics.jsonl that tell of an evaluation."""
+    return {
+        "eval/success": summary.total.success,
+        "eval/errors": float(summary.total.errors),
+        "eval/turns": summary.turns,
+        "eval/invalid_share": summary.invalid,
+        **({} if summary.score is None else {"eval/score": summary.score}),
+        **{f"eval/success/{kind}": count.success for kind, count in summary.by_type.items()},
+    }
+
+
 def _count(trajectories: Sequence[Trajectory]) -> Count:
     played = [t for t in trajectories if t.stop_reason != "error"]
     return Count(sum(t.success for t in played), len(played), len(trajectories) - len(played))

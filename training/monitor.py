@@ -25,15 +25,18 @@ class Means:
     def __init__(self) -> None:
         self._sums: dict[str, list[Any]] = {}
 
-    def add(self, metrics: Metrics) -> None:
+    def add(self, metrics: Mapping[str, tuple[Any, Any]]) -> None:
         for name, (total, weight) in metrics.items():
             entry = self._sums.setdefault(name, [0.0, 0.0])
             entry[0], entry[1] = entry[0] + total, entry[1] + weight  # tensors: read once, at the end of the step
 
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """name -> (sum, weight)."""
+        return {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
+
     def result(self) -> dict[str, float]:
         """name -> sum / weight; names without any weight (a term without tokens) are left out."""
-        sums = {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
-        return {name: total / weight for name, (total, weight) in sums.items() if weight}
+        return {name: total / weight for name, (total, weight) in self.sums().items() if weight}
 
 
 class Log:

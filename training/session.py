@@ -5,6 +5,7 @@ This is the bridge from Config to the functions that know nothing of it: train()
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,8 +23,12 @@ from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
 from training.evaluate import evaluate
 from training.method import Needs, load_method
+from training.models.load import model_source
 from training.rollout import Pool, Start, group_starts, rollout
+from training.samplers.base import Sampler
 from training.samplers.hf import HFSampler
+from training.samplers.server import VLLMServer, vllm_command
+from training.samplers.vllm import VLLMSampler, check_logprobs
 from training.skills.hindsight import write_skills
 from training.skills.source import SkillSource
 from training.skills.step_level import write_step_skills
@@ -33,20 +38,32 @@ EARLIER_SEED = 100  # evaluation seed of the attempts that skills are written fr
 STEP_SEEDS = 10**6  # rollout seed of a step: run seed * this + step, so that no two steps share draws
 
 
+def policy_digest(model: Any) -> str:
+    """sha256 over the names and float32 values of all weights."""
+    sha = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        sha.update(name.encode())
+        sha.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
 @dataclass
 class Session:
     """Everything one process needs to play with one policy; the environments start when they are first needed.
 
-    Args: step, optimiser steps behind these weights, counted over all runs they came through.
+    Args: step, optimiser steps behind these weights, counted over all runs they came through; source, what load_policy
+    took for them, which a vLLM server reads, too: None where the weights change.
     """
 
     config: Config
     model: Any
     tokenizer: Any
     step: int = 0
+    source: str | None = None
 
     def __post_init__(self) -> None:
         self._exit = ExitStack()
+        self._checked: set[float] = set()  # temperatures at which vLLM was held against the model
 
     def __enter__(self) -> Session:
         return self
@@ -87,9 +104,26 @@ class Session:
     def panel(self) -> Panel:
         return Panel(tuple(task.id for task in self.panel_tasks))
 
-    def sampler(self, temperature: float) -> HFSampler:
+    def sampler(self, temperature: float) -> Sampler:
         s = self.config.sampler
-        return HFSampler(self.model, self.tokenizer, s.protocol, temperature, s.max_new_tokens, s.batch_size)
+        given = (self.tokenizer, s.protocol, temperature, s.max_new_tokens, s.batch_size)
+        if s.engine == "hf":
+            return HFSampler(self.model, *given)
+        sampler = VLLMSampler(self._server, *given)
+        if temperature not in self._checked:
+            check_logprobs(sampler, self.model)
+            self._checked.add(temperature)
+        return sampler
+
+    @cached_property
+    def _server(self) -> VLLMServer:
+        if self.source is None:
+            raise ValueError(
+                "sampler.engine vllm is for weights that stay as they are; training here plays with sampler.engine hf, "
+                "and with vLLM under --engine cluster"
+            )
+        folder, _ = model_source(self.source)
+        return self._exit.enter_context(VLLMServer(vllm_command(folder, self.config.model.dtype)))
 
     @cached_property
     def skill_source(self) -> SkillSource | None:
@@ -109,16 +143,27 @@ class Session:
         config = self.config
         tasks = train_order(self.train_tasks, config.seed, step, config.tasks_per_step)
         starts = group_starts(tasks, config.group_size)
-        trajectories, _ = rollout(
-            self.sampler(config.sampler.temperature),
-            self.pool,
+        return self.episodes(
             starts,
+            temperature=config.sampler.temperature,
             seed=config.seed * STEP_SEEDS + step,
             step=step,
             skills=self._player_skills(starts, step),
-            **self._limits,
         )
-        return trajectories
+
+    def episodes(
+        self,
+        starts: Sequence[Start],
+        *,
+        temperature: float,
+        seed: int,
+        step: int,
+        skills: Mapping[tuple[str, int], str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Trajectory]:
+        """Any episodes, in the order of the starts. Args: as in rollout()."""
+        given = {"seed": seed, "step": step, "skills": skills, "progress": progress, **self._limits}
+        return rollout(self.sampler(temperature), self.pool, starts, **given)[0]
 
     def _player_skills(self, starts: Sequence[Start], step: int) -> dict[tuple[str, int], str] | None:
         """The skills in the players' own prompts, where the method is one whose student reads them; one over the
@@ -174,9 +219,14 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory]:
         """Any episodes, played as in an evaluation; `skills` maps (task id, attempt) to the text in the prompt."""
-        sampler = self.sampler(self.config.eval.temperature)
-        given = {"seed": seed, "step": self.step, "skills": skills, "progress": progress, **self._limits}
-        return rollout(sampler, self.pool, starts, **given)[0]
+        temperature = self.config.eval.temperature
+        return self.episodes(
+            starts, temperature=temperature, seed=seed, step=self.step, skills=skills, progress=progress
+        )
+
+    def policy(self) -> str:
+        """sha256 over the weights as they are now."""
+        return policy_digest(self.model)
 
     @property
     def _limits(self) -> dict[str, Any]:

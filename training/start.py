@@ -16,7 +16,7 @@ from training.checkpoint import latest_complete
 from training.config import Config
 from training.envs.panels import disjoint
 from training.episodes import panel_episodes
-from training.evaluate import summarise
+from training.evaluate import as_metrics, summarise
 from training.method import describe, load_method
 from training.models.load import load_policy
 from training.session import Session
@@ -33,6 +33,11 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
     Raises: ValueError when the folder was started with other settings, or the games, the panel, the model or the
     checkpoint to branch from are not there.
     """
+    if config.sampler.engine != "hf":
+        raise ValueError(
+            f"sampler.engine {config.sampler.engine} is for weights that stay as they are: train with hf, or with "
+            "--engine cluster, which plays with vLLM by itself"
+        )
     if config.init_from is not None:
         config = replace(config, init_from=find_subject(config.init_from, config).source)
     refuse_changes(config, run)
@@ -46,20 +51,12 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
     with Session(config, model, tokenizer) as session:
         if config.eval.every:
             disjoint(session.train_tasks, session.panel)
-        _record(config, run, args)
+        record(config, run, args)
 
         def evaluate(step: int) -> dict[str, float]:
             session.step = before + step
             artifact = panel_episodes(session, run, config.eval.seed, elsewhere=parents if step == 0 else ())
-            summary = summarise(load_trajectories(artifact.path))
-            return {
-                "eval/success": summary.total.success,
-                "eval/errors": float(summary.total.errors),
-                "eval/turns": summary.turns,
-                "eval/invalid_share": summary.invalid,
-                **({} if summary.score is None else {"eval/score": summary.score}),
-                **{f"eval/success/{kind}": count.success for kind, count in summary.by_type.items()},
-            }
+            return as_metrics(summarise(load_trajectories(artifact.path)))
 
         with progress("train", config.steps) as report:
             return train(
@@ -77,7 +74,7 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
             )
 
 
-def _record(config: Config, run: Path, args: Mapping[str, Any]) -> None:
+def record(config: Config, run: Path, args: Mapping[str, Any]) -> None:
     """config.json (resolved), args.json (as passed), method.json (what it needs, and how it departs from its paper),
     code.diff (what differs from the last commit), and the file of a method from outside."""
     method = load_method(config.method)

@@ -41,6 +41,10 @@ class Whole:
         """One forward: read_contexts with whatever has to be done around it."""
         return read_contexts(model, *contexts, **options)
 
+    def device(self, model: Any) -> torch.device:
+        """Where a forward computes."""
+        return next(model.parameters()).device
+
     def copy(self, model: Any) -> Any:
         """The weights as they are now, to be read later."""
         return copy.deepcopy(model).requires_grad_(False)
@@ -150,12 +154,12 @@ def accumulate(
 def _read_part(learner: Learner, needs: Needs, part: Sequence[Row], of: Denominators) -> tuple[Batch, PairedPass]:
     """A micro-batch and what the student, and a teacher that is not fixed, make of it."""
     config, learned = learner.config, learner.learned
-    device = next(learned.model.parameters()).device
+    device = learner.lying.device(learned.model)
     batch = collate(part, of, device)
     # all processes alike: where any row of the mini-batch has a teacher, each reads one (a row without: the student's)
     distilled = bool(batch.distilled.any()) or (learner.lying.processes > 1 and bool(of.distilled.total()))
     live = distilled and needs.teacher != "none" and not fixed_teacher(needs)
-    with _precision(config, device):
+    with precision(config, device):
         pair = run_pairs(
             learned.model,
             [row.pair for row in part],
@@ -233,7 +237,7 @@ def _teacher(learner: Learner, needs: Needs) -> Any:
 def log_probs(learner: Learner, model: Any, pairs: Sequence[PairedSegment]) -> Sequence[Tensor]:
     """Log-probs of the response tokens in the student's contexts, pair by pair."""
     config = learner.config
-    with _precision(config, next(model.parameters()).device):
+    with precision(config, next(model.parameters()).device):
         result = run_pairs(
             model,
             pairs,
@@ -252,5 +256,5 @@ def _cached(batch: Batch, pair: PairedPass, stream: torch.Generator) -> tuple[Ba
     return replace(batch, distill_scale=scale, n_distilled=len(index)), pair
 
 
-def _precision(config: Config, device: torch.device) -> AbstractContextManager[Any]:
+def precision(config: Config, device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16")

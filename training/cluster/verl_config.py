@@ -22,6 +22,7 @@ WORKERS = 8  # agent loops of a node
 NEW = (
     "undertow.config",
     "undertow.run",
+    "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision",
     "ray_kwargs.ray_init.address",
@@ -76,6 +77,7 @@ def overrides(
         **_engine("ref", config, layout),
         "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",  # rows are padded on the right: no mask
         "actor_rollout_ref.model.enable_gradient_checkpointing": not cpu,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": layout.micro_tokens,
@@ -89,6 +91,7 @@ def overrides(
         del values["ray_kwargs.ray_init.include_dashboard"]  # Ray refuses it where a cluster runs already
     elif cpu:
         values["ray_kwargs.ray_init.num_gpus"] = cluster.gpus  # logical ones
+        values["transfer_queue.backend.SimpleStorage.num_data_storage_units"] = 1
         values["ray_kwargs.ray_init.num_cpus"] = 16  # logical, too: actors that wait for each other must all have one
     return values
 

@@ -1,0 +1,117 @@
+"""Starts a run on the cluster: our configuration in verl's words, Ray, verl's runner with our trainer.
+
+`undertow train --engine cluster` calls train_on_cluster; `python -m training.cluster.main KEY=VALUE ...` is the command
+it prints, for a run folder that has a config.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from training.checkpoint import latest_complete
+from training.cluster.dry_run import dry_run
+from training.cluster.layout import ClusterConfig
+from training.cluster.refuse import refuse
+from training.cluster.weights import anchor
+from training.config import Config
+from training.settings import refuse_changes
+from training.start import record
+from training.subject import find_subject
+
+CPU = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "training.cluster.cpu", "OMP_NUM_THREADS": "1"}
+
+
+def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster: ClusterConfig) -> Path:
+    """What training.start.start does on one machine: checks, the run folder, and the run. Args: as there; cluster, where
+    it goes.
+
+    Raises: ValueError before any work, as there, or for a method that the cluster does not have; RuntimeError when a
+    worker or a server dies.
+    """
+    if config.init_from is not None:
+        config = replace(config, init_from=str(Path(find_subject(config.init_from, config).source).resolve()))
+    run = run.resolve()
+    refuse_changes(config, run)
+    refuse(config)
+    record(config, run, args)
+    return start(compose(dry_run(config, run, cluster, anchor(config)).settings))
+
+
+def compose(values: Mapping[str, Any]) -> DictConfig:
+    """verl's configuration with our values in it, by dotted key, and the environment that verl is imported with."""
+    variables = {} if values.get("ray_kwargs.ray_init.address") else {"RAY_AUTH_MODE": "disabled"}  # a cluster has its own
+    variables |= CPU if values["trainer.device"] == "cpu" else {}
+    os.environ |= variables
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra.compose("ppo_trainer")
+    OmegaConf.set_struct(config, False)
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=isinstance(value, dict), force_add=True)
+    OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", variables, force_add=True)
+    return config
+
+
+def start(config: DictConfig) -> Path:
+    """Runs verl on the configuration until the run is over; returns the folder of the last checkpoint.
+
+    Raises: RuntimeError in one sentence when a worker or a server dies; the run can be continued.
+    """
+    run = Path(config.undertow.run)
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+    base = TaskRunnerV1.__ray_metadata__.modified_class
+
+    class Runner(base):  # type: ignore[misc, valid-type]
+        def run(self, config: Any) -> None:
+            import training.cluster.trainer  # noqa: F401 - makes verl know our trainer
+
+            super().run(config)
+
+    try:
+        run_ppo(config, task_runner_class=ray.remote(Runner))
+    except ray.exceptions.RayError as error:
+        raise RuntimeError(_sentence(error, run)) from error
+    finally:
+        ray.shutdown()
+    checkpoint = latest_complete(run)
+    assert checkpoint is not None  # the last step of a run saves one
+    return checkpoint
+
+
+def _sentence(error: BaseException, run: Path) -> str:
+    """What died, and where the run can go on."""
+    import ray
+
+    cause: BaseException = error
+    while isinstance(cause, ray.exceptions.RayTaskError) and isinstance(cause.cause, BaseException):
+        cause = cause.cause
+    if isinstance(cause, ray.exceptions.ActorDiedError | ray.exceptions.WorkerCrashedError):
+        what = "a worker of the cluster died (killed, or out of memory)"
+    else:
+        what = f"the cluster stopped: {str(cause).strip().splitlines()[-1]}"
+    kept = latest_complete(run)
+    rest = f"goes on from {kept.name}" if kept else "starts anew"
+    return f"{what}; the same command {rest}"
+
+
+def main() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    words = OverridesParser.create().parse_overrides(sys.argv[1:])
+    try:
+        print(start(compose({word.key_or_group: word.value() for word in words})))
+    except (RuntimeError, ValueError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

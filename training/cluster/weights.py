@@ -1,0 +1,171 @@
+"""Weights between files and shards. A checkpoint of the cluster is one of the local engine's, file by file.
+
+verl's own checkpoints are pickled shards that only as many workers can load; ours are gathered in the first process and
+written in safetensors, so that any number of workers, and the local engine, can go on from them, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoModelForCausalLM
+
+from diagnostics.artifact import save_artifact
+from training.checkpoint import MODULES, OPTIMIZER, Learned, checkpoint_path, reference_folder, run_of
+from training.config import Config
+from training.models.load import model_source, quiet
+
+
+def anchor(config: Config) -> str:
+    """Folder or hub name of the KL anchor, which every worker loads first: as on the local engine."""
+    if config.model.reference is not None:
+        return model_source(config.model.reference)[0]
+    if config.init_from is not None:
+        folder = reference_folder(run_of(config.init_from))
+        return str(folder or config.init_from)
+    return model_source(config.model.name)[0]
+
+
+def first_weights(config: Config) -> str | None:
+    """Model folder of the weights a new run starts from; None where they are the anchor's."""
+    start = config.init_from or model_source(config.model.name)[0]
+    return None if start == anchor(config) else start
+
+
+def gather(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """All of each tensor, in the memory of the first process; {} in the others, which must call it too."""
+    first, whole = dist.get_rank() == 0, {}
+    for name, tensor in tensors:
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if first:
+            whole[name] = full.detach().cpu().contiguous()
+    return whole
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Puts the weights of a model folder into the shards, tensor by tensor.
+
+    Raises: ValueError when the folder is of another architecture.
+    """
+    read = _Tensors(Path(folder), "model*.safetensors")
+    for name, parameter in model.named_parameters():
+        _fill(parameter, read.get(name), f"{name} of {folder}")
+
+
+@torch.no_grad()
+def load_optimiser(learned: Learned, folder: Path) -> None:
+    """Puts the optimiser states and the method's modules of a checkpoint in place. Source of format: checkpoint.py."""
+    read = _Tensors(folder, OPTIMIZER)
+    has_modules = (folder / MODULES).is_file()
+    for part, module, optimizer in learned.parts:
+        if part == "modules":
+            if not has_modules:
+                continue
+            weights = _Tensors(folder, MODULES)
+            for name, parameter in module.named_parameters():
+                _fill(parameter, weights.get(name), f"{name} of {folder / MODULES}")
+        optimizer.state.clear()
+        for name, parameter in module.named_parameters():
+            state = {key: read.get(f"{part}/{name}/{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
+            if state["step"] is None:
+                continue
+            optimizer.state[parameter] = {
+                key: value if key == "step" else _shard(value, parameter) for key, value in state.items()
+            }
+
+
+def digest(model: Any) -> str:
+    """What training.episodes.policy_digest says of the same weights; called by all processes."""
+    sha = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        for _, whole in gather([(name, value)]).items():  # one at a time, in the first process
+            sha.update(name.encode())
+            sha.update(whole.float().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def save_reference(run: Path, model: Any) -> None:
+    """<run>/reference, as the local engine keeps it. Called by all processes."""
+    weights = gather(model.named_parameters())
+    if dist.get_rank() == 0:
+        save_artifact(run / "reference", "reference", write=lambda folder: _save_model(model, weights, folder))
+
+
+def save_checkpoint(
+    run: Path, step: int, learned: Learned, tokenizer: Any, state: Mapping[str, Any], config: Config
+) -> None:
+    """<run>/checkpoints/step_<step>, written by the first process; called by all."""
+    weights = gather(learned.model.named_parameters())
+    optimiser: dict[str, Tensor] = {}
+    for part, module, optimizer in learned.parts:
+        named = module.named_parameters()
+        states = [(f"{part}/{name}/{key}", v) for name, p in named for key, v in optimizer.state.get(p, {}).items()]
+        optimiser |= gather(states)
+
+    def write(folder: Path) -> None:
+        _save_model(learned.model, weights, folder)
+        tokenizer.save_pretrained(folder)
+        save_file(optimiser, folder / OPTIMIZER)
+        if learned.modules is not None:
+            save_file({name: t.cpu() for name, t in learned.modules.state_dict().items()}, folder / MODULES)
+
+    if dist.get_rank() == 0:
+        save_artifact(
+            checkpoint_path(run, step),
+            "checkpoint",
+            write=write,
+            documents={"state": {**state, "step": step}},
+            config=config,
+            seeds=[config.seed],
+        )
+
+
+def _save_model(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    """A plain Hugging Face folder of gathered weights."""
+    with quiet(), torch.device("meta"):
+        shell: Any = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+        shell.generation_config = model.generation_config
+    with quiet():
+        shell.save_pretrained(folder, state_dict=weights)
+
+
+class _Tensors:
+    """The tensors of some safetensors files, read one by one."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self._files = {}
+        for path in sorted(folder.glob(pattern)):
+            file = safe_open(path, framework="pt")
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def get(self, name: str) -> Tensor | None:
+        return self._files[name].get_tensor(name) if name in self._files else None
+
+
+def _fill(parameter: Tensor, whole: Tensor | None, where: str) -> None:
+    if whole is None or whole.shape != parameter.shape:
+        found = "is missing" if whole is None else f"has shape {tuple(whole.shape)}, not {tuple(parameter.shape)}"
+        raise ValueError(f"{where} {found}: it was made of another model; use that model's recipe")
+    shard = _shard(whole, parameter)
+    if isinstance(parameter, DTensor) and isinstance(shard, DTensor):
+        parameter.to_local().copy_(shard.to_local())
+    else:
+        parameter.copy_(shard)
+
+
+def _shard(whole: Any, like: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, laid like another one."""
+    if not isinstance(like, DTensor):
+        return whole.to(device=like.device, dtype=like.dtype)
+    whole = whole.to(device=like.to_local().device, dtype=like.dtype)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
