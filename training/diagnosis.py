@@ -142,6 +142,6 @@ def _skills(
     written = [skills for skills in beside if skills is not None]
     if missing:
         model, tokenizer = load_policy(subject.source, subject.config.model.dtype, device)
-        with Session(subject.config, model, tokenizer) as session:
+        with Session(subject.config, model, tokenizer, source=subject.source) as session:
             written += [own_skills(session, artifact.path.parent.parent, artifact) for artifact in missing]
     return written

@@ -142,7 +142,7 @@ def training_episodes(session: Session, run: Path) -> Artifact:
 
 def own_skills(session: Session, run: Path, trajectories: Artifact) -> Artifact:
     """The policy's hindsight skills of a trajectories artifact, as a skills artifact beside it, by trajectory."""
-    made = {"policy": session.policy(), "of": trajectories.digest}
+    made = {"policy": session.policy(), "of": trajectories.digest, **_draws(session.config)}
     path = run / "skills" / trajectories.path.name
     played = load_trajectories(trajectories.path)
     return _skills(session, path, made, lambda: session.write_skills(played, session.step), [trajectories])
@@ -186,7 +186,7 @@ def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact |
     found = {"search": [search.retriever, search.passages, search.passage_tokens]}  # what a search answers
     return {
         **(found if config.env.kind == "searchqa" else {}),
-        **({} if config.sampler.engine == "hf" else {"engine": config.sampler.engine}),  # draws of its own
+        **_draws(config),
         "evaluation": evaluation,
         "trials": trials,
         "policy": session.policy(),
@@ -202,6 +202,11 @@ def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact |
         "history": config.env.history,
         "show_admissible": config.env.show_admissible,
     }
+
+
+def _draws(config: Config) -> dict[str, Any]:
+    """What a reply depends on beside its key: each sampler has draws of its own."""
+    return {} if config.sampler.engine == "hf" else {"engine": config.sampler.engine}
 
 
 def _skills(
