@@ -83,7 +83,6 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
         inputs=inputs,
         script=__name__,
         interval=INTERVAL,
-        references=sorted(set(drawn["paper"]["source"])),
     )
 
 

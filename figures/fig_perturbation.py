@@ -90,7 +90,6 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
             "figure 5 of PCSD needs a perturbed skill: diagnose with the measure perturbation and with none"
         )
     drawn = {"units": _known(tables["perturbation_units"]), "paper": _paper(), **found}
-    references = sorted(set(drawn["paper"]["source"]))
     return save(
         draw(**drawn),
         folder,
@@ -99,7 +98,6 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
         inputs=inputs,
         script=__name__,
         interval=INTERVAL,
-        references=references,
     )
 
 

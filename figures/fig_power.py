@@ -35,7 +35,7 @@ _DESIGNS: dict[str, tuple[str, Any]] = {  # of analysis.power.limit_curves -> la
 }
 
 
-def draw(curves: pd.DataFrame, limits: pd.DataFrame, gaps: pd.DataFrame, rate: float, asked: float) -> Figure:
+def draw(curves: pd.DataFrame, limits: pd.DataFrame, paper: pd.DataFrame, rate: float, asked: float) -> Figure:
     """Draw the tables of analysis.power: power_curves, limit_curves and published_gaps.
 
     Args: rate, of the base arm, a share; asked, the gain that is drawn apart from the others.
@@ -44,7 +44,7 @@ def draw(curves: pd.DataFrame, limits: pd.DataFrame, gaps: pd.DataFrame, rate: f
         figure = Figure(figsize=(PAGE, 2.9), layout="constrained")
         a, b = figure.subplots(1, 2)
         _power(a, curves, asked)
-        for gap in gaps.itertuples():
+        for gap in paper.itertuples():
             a.plot(gap.episodes, gap.power, _MARKERS[gap.paper], mfc="white", mec=_GREY, ms=4.2, mew=0.9, zorder=4)
         for design, line in limits.groupby("design", sort=False):
             label, dashes = _DESIGNS[design]
@@ -58,8 +58,8 @@ def draw(curves: pd.DataFrame, limits: pd.DataFrame, gaps: pd.DataFrame, rate: f
         _axis(a, "a", f"power to tell a gain over {100 * rate:.3g} % (unpaired)", "power")
         _axis(b, "b", f"smallest gain shown with power {100 * POWER:.0f} %", "gain in success")
         marks = [
-            Line2D([], [], marker=_MARKERS[paper], mfc="white", mec=_GREY, ms=4, lw=0, label=f"{paper}, as reported")
-            for paper in dict.fromkeys(gaps["paper"])
+            Line2D([], [], marker=_MARKERS[name], mfc="white", mec=_GREY, ms=4, lw=0, label=f"{name}, as reported")
+            for name in dict.fromkeys(paper["paper"])
         ]
         figure.legend(handles=[*_gain_handles(curves, asked), *marks], loc="outside lower center", ncols=4)
     return figure
@@ -72,7 +72,7 @@ def write(folder: Path, inputs: Mapping[str, str], rate_a: float, rate_b: float)
     drawn = {
         "curves": power_curves(rate, gains, EPISODES),
         "limits": limit_curves(rate, EPISODES),
-        "gaps": published_gaps(),
+        "paper": published_gaps(),
     }
     return save(
         draw(**drawn, rate=rate, asked=asked),
@@ -82,7 +82,6 @@ def write(folder: Path, inputs: Mapping[str, str], rate_a: float, rate_b: float)
         inputs=inputs,
         script=__name__,
         interval=INTERVAL,
-        references=sorted(set(drawn["gaps"]["source"])),
     )
 
 

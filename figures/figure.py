@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib import __version__ as _MATPLOTLIB
 from matplotlib.figure import Figure
 
+PUBLISHED = ("paper", "logs")  # drawn tables of other people's numbers, with a column source
 # Nothing in a file may depend on the time or the machine: equal tables give equal bytes.
 _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
 
@@ -42,12 +43,12 @@ def save(
     inputs: Mapping[str, str],
     script: str,
     interval: str,
-    references: Sequence[str] = (),
 ) -> SavedFigure:
     """Write <name>.png, .pdf, one <name>_<table>.csv a drawn table, and <name>.json last.
 
     Args: drawn (exactly the rows on the page), inputs (artifact path -> digest), script (module that drew it),
-    interval (how the error bars were made), references (sources of published values on the page).
+    interval (how the error bars were made). The record's references are the sources of published values on the page,
+    those of the drawn tables PUBLISHED.
     """
     folder.mkdir(parents=True, exist_ok=True)
     images = {kind: folder / f"{name}.{kind}" for kind in _METADATA}
@@ -63,7 +64,7 @@ def save(
         "script": script,
         "interval": interval,
         "inputs": dict(inputs),
-        "references": list(references),
+        "references": sorted({text for name in PUBLISHED if name in drawn for text in drawn[name]["source"]}),
         "drawn": {table: {"file": path.name, "rows": len(drawn[table])} for table, path in data.items()},
         "sha256": {path.name: _sha256(path) for path in (*images.values(), *data.values())},
         "matplotlib": _MATPLOTLIB,
