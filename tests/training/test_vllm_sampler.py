@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -162,7 +164,7 @@ def test_a_server_that_is_killed_costs_no_episode(make: Make, caplog: pytest.Log
         sampler = make("die=9")
         survived = episodes(sampler)
     assert sampler.server.restarts == 1
-    assert "ended (-9); new start 1 of 3" in caplog.text
+    assert "ended (137); new start 1 of 3" in caplog.text
     undisturbed = episodes(make())
     assert [t.stop_reason for t in survived] == [t.stop_reason for t in undisturbed]
     for a, b in zip(survived, undisturbed, strict=True):
@@ -198,6 +200,37 @@ def test_the_server_ends_with_the_session(make: Make) -> None:
         process = server._process
         assert process is not None and process.poll() is None
     assert process.poll() is not None and not server.log.exists()
+
+
+def test_the_server_ends_with_us_even_when_we_are_killed(folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from training.samplers.server import VLLMServer\n"
+        "server = VLLMServer(lambda port: [sys.executable, sys.argv[1], sys.argv[2], str(port)])\n"
+        "server.complete([5], seed=0, max_tokens=1, temperature=1.0, stop=2)\n"
+        "print(server._process.pid, flush=True)\n"
+        "input()"
+    )
+    words = [sys.executable, "-c", code, str(Path(__file__).with_name("fake_vllm.py")), str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        group = psutil.Process(int(run.stdout.readline()))
+        family = [group, *group.children(recursive=True)]
+        assert len(family) == 2
+        run.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+
+
+def test_heads_that_a_cpu_cannot_serve_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_file.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(server_file, "_free_share", lambda: None)
+    config = {"hidden_size": 160, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="40 dimensions.*sampler.engine hf"):
+        vllm_command(str(tmp_path), "float32")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 64}))
+    assert "--enforce-eager" in vllm_command(str(tmp_path), "float32")(1)
 
 
 def test_the_command_of_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:

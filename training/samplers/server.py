@@ -29,10 +29,12 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 log = logging.getLogger(__name__)
 
+TIED = Path(__file__).with_name("tied.py")
 TRIES = 3  # times in a row that a dead server is started again
 START_SECONDS = 900.0  # until a server answers: large weights on a slow disk
 REPLY_SECONDS = 900.0  # of one reply
 GRACE = 2.0  # in which a server that does not answer may still be ending
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # dimensions of an attention head, vLLM 0.24 to 0.31
 FREE_SHARE = 0.8  # of a GPU's memory that is free when the server starts
 
 Command = Callable[[int], list[str]]  # port -> what is started
@@ -52,16 +54,31 @@ def vllm_command(folder: str, dtype: str) -> Command:
 
     Log-probs are those after temperature (case B22), and the sampling defaults that a model's own generation_config may
     hold (Qwen2.5: a repetition penalty, top_k, top_p) are left out.
-    Raises: ValueError when vLLM is not installed.
+    Raises: ValueError when vLLM is not installed, or cannot serve this model on a CPU.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ValueError("vllm is not installed here; install undertow[cluster] (GPUs), or use --sampler.engine hf")
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype]
     words += ["--host", "127.0.0.1", "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     share = _free_share()
+    if share is None:
+        _check_heads(folder)
     # on a CPU vLLM would compile for minutes
     words += ["--enforce-eager"] if share is None else ["--gpu-memory-utilization", f"{share:.2f}"]
     return lambda port: [*words, "--port", str(port)]
+
+
+def _check_heads(folder: str) -> None:
+    """Raises ValueError for heads that vLLM has no attention for on a CPU: it would die at the first reply."""
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    heads = config.get("num_attention_heads")
+    width = config.get("head_dim") or (config["hidden_size"] // heads if heads else CPU_HEADS[0])
+    if width not in CPU_HEADS:
+        raise ValueError(
+            f"{folder} has attention heads of {width} dimensions; on a CPU vLLM serves "
+            f"{', '.join(map(str, CPU_HEADS))}, so play with --sampler.engine hf"
+        )
 
 
 def _free_share() -> float | None:
@@ -181,9 +198,14 @@ class VLLMServer:
             "VLLM_NO_USAGE_STATS": "1",
         }
         with self.log.open("ab") as said:
-            # a session of its own: Ctrl-C is for us, and its children end with it
+            # a session of its own: Ctrl-C is for us, and its children can be ended together
             self._process = subprocess.Popen(
-                self.command(port), stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                [sys.executable, str(TIED), *self.command(port)],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
         self._life += 1
         limit = time.monotonic() + START_SECONDS
@@ -235,5 +257,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, kind)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-            if kind == signal.SIGKILL:
-                return
+    if process.stdin is not None:
+        process.stdin.close()
