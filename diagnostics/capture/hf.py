@@ -93,8 +93,14 @@ def capture_states(
         return hidden if select is None else hidden[select]
 
     mask, positions = mask_and_positions(attention_mask)
-    with _hooks(decoder_blocks(model), names, keep) as states:
+    # Blocks that are run again in the backward pass (gradient checkpointing) must save the same tensors both times, and
+    # the second time there are no hooks: then the whole output is kept, which is the next block's saved input anyway.
+    checkpointed = getattr(model, "is_gradient_checkpointing", False) and model.training
+    again = checkpointed and torch.is_grad_enabled()
+    with _hooks(decoder_blocks(model), names, (lambda hidden: hidden) if again else keep) as states:
         output = model.base_model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    if again:
+        states.update({name: keep(hidden) for name, hidden in states.items()})
     final = keep(output.last_hidden_state)
     if "final_norm" in names:
         states["final_norm"] = final

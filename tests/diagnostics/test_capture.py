@@ -162,3 +162,24 @@ def test_errors_name_what_is_wrong() -> None:
     model.config.num_hidden_layers = 5
     with pytest.raises(ValueError, match="no list of 5 decoder blocks"):
         layer_names(model)
+
+
+def test_blocks_that_are_run_again_in_the_backward_pass_give_the_same_gradients() -> None:
+    """Gradient checkpointing: a block must save the same tensors both times, with hooks and without."""
+    model = tiny_model(layers=2)
+    ids, mask = _batch()
+    select = torch.tensor([0, 1, 1]), torch.tensor([3, 2, 5])
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        found = capture_states(model, ids, mask, "all", select)
+        sum(states.tanh().sum() for states in found.states.values()).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    plain = gradients()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    again = gradients()
+    assert plain.keys() == again.keys()
+    for name in plain:
+        torch.testing.assert_close(again[name], plain[name], rtol=1e-4, atol=1e-4)
