@@ -53,6 +53,13 @@ class Played:
     failure: str = ""
 
 
+class Parcel:
+    """What verl passes on unopened: it would turn a dataclass in its fields into a dict."""
+
+    def __init__(self, played: Played) -> None:
+        self.played = played
+
+
 @dataclass(frozen=True)
 class _Voice:
     """What an Episode asks of a sampler."""
@@ -174,5 +181,5 @@ def _output(played: Played, filler: int) -> AgentLoopOutput:
         reward_score=played.trajectory.reward if played.trajectory else 0.0,
         num_turns=len(played.trajectory.turns) if played.trajectory else 0,
         metrics=AgentLoopMetrics(),
-        extra_fields={"played": played, "reward_extra_info": {}, "min_global_steps": 0, "max_global_steps": 0},
+        extra_fields={"parcel": Parcel(played), "reward_extra_info": {}, "min_global_steps": 0, "max_global_steps": 0},
     )

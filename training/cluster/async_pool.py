@@ -58,7 +58,8 @@ class AsyncPool:
 
     async def _batch(self, name: str, calls: dict[int, tuple[Any, asyncio.Future[Step | EnvError]]]) -> None:
         try:
-            answers = await asyncio.to_thread(self._ask, name, {slot: argument for slot, (argument, _) in calls.items()})
+            arguments = {slot: argument for slot, (argument, _) in calls.items()}
+            answers = await asyncio.to_thread(self._ask, name, arguments)
         except Exception as error:
             for _, answer in calls.values():
                 answer.set_exception(error)

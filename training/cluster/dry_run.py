@@ -50,7 +50,7 @@ def dry_run(config: Config, run: Path, cluster: ClusterConfig, model: str) -> Dr
     extra = method_extra(config, shape)
     tables: dict[str, list[dict[str, Any]]] = {
         f"memory of one {cluster.gpu}, GiB, {cluster.world} GPUs": [
-            {"phase": item.phase, "what": item.name, "GiB": round(item.gib, 2)} for item in found.items
+            {"phase": item.phase, "what": item.name, "GiB": f"{item.gib:.1f}"} for item in found.items
         ],
         "by phase": [
             {"phase": phase, "GiB": round(found.total(phase), 1), "of": round(found.budget, 1)}
@@ -127,10 +127,7 @@ def _shape(config: Config) -> tuple[Shape | None, str]:
 
 def _times(config: Config, extra: Extra, shape: Shape, cluster: ClusterConfig, layout: Layout) -> list[dict[str, Any]]:
     work = step_work(config, extra, shape, cluster, layout)
-    rows = [{"part": w.name, "tokens": f"{w.tokens:,.0f}", "seconds": round(w.seconds)} for w in work]
     total = sum(w.seconds for w in work)
-    rows.append({"part": "step", "tokens": "", "seconds": round(total)})
-    rows.append(
-        {"part": f"{config.steps} steps, hours", "tokens": "", "seconds": round(total * config.steps / 3600, 1)}
-    )
-    return rows
+    rows = [{"part": w.name, "tokens": f"{w.tokens:,.0f}", "seconds": f"{w.seconds:,.0f}"} for w in work]
+    hours = f"{total * config.steps / 3600:,.0f} hours"
+    return [*rows, {"part": "step", "seconds": f"{total:,.0f}"}, {"part": f"{config.steps} steps", "seconds": hours}]

@@ -1,7 +1,7 @@
-"""The cluster's engine of the training loop: the same questions as on one machine, asked to all workers of verl at once.
+"""The cluster's engine of the training loop: the questions of the loop, asked to all workers of verl at once.
 
-Rows travel whole, in a TensorDict without tensors: their pairs have two contexts of different lengths, which verl's fields
-for one prompt and one response cannot hold.
+Rows travel whole, in a TensorDict without tensors: their pairs have two contexts of different lengths, which verl's
+fields for one prompt and one response cannot hold.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ClusterLearner:
         asked = [(reader, [pairs[i] for i in share or order[:1]]) for share in shares]
         found: dict[int, torch.Tensor] = {}
         for share, read in zip(shares, self.workers.log_probs(asked), strict=True):
-            found |= {i: torch.from_numpy(values) for i, values in zip(share, read, strict=False)}
+            found |= {i: torch.from_numpy(values.copy()) for i, values in zip(share, read, strict=False)}
         return [found[i] for i in range(len(pairs))]
 
     def freeze(self, keep: bool) -> None:

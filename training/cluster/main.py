@@ -26,13 +26,18 @@ from training.settings import refuse_changes
 from training.start import record
 from training.subject import find_subject
 
-CPU = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "training.cluster.cpu", "OMP_NUM_THREADS": "1"}
+CPU = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": "training.cluster.cpu",
+    "OMP_NUM_THREADS": "1",
+    "RAY_prestart_worker_first_driver": "0",  # a process for each logical CPU, which nothing here would use
+}
 
 
 def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster: ClusterConfig) -> Path:
-    """What training.start.start does on one machine: checks, the run folder, and the run. Args: as there; cluster, where
-    it goes.
+    """What training.start.start does on one machine: checks, the run folder, and the run.
 
+    Args: as there; cluster, where it goes.
     Raises: ValueError before any work, as there, or for a method that the cluster does not have; RuntimeError when a
     worker or a server dies.
     """
@@ -47,8 +52,8 @@ def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster
 
 def compose(values: Mapping[str, Any]) -> DictConfig:
     """verl's configuration with our values in it, by dotted key, and the environment that verl is imported with."""
-    variables = {} if values.get("ray_kwargs.ray_init.address") else {"RAY_AUTH_MODE": "disabled"}  # a cluster has its own
-    variables |= CPU if values["trainer.device"] == "cpu" else {}
+    joined = values.get("ray_kwargs.ray_init.address") is not None  # a cluster that runs already has its own rules
+    variables = ({} if joined else {"RAY_AUTH_MODE": "disabled"}) | (CPU if values["trainer.device"] == "cpu" else {})
     os.environ |= variables
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer")

@@ -1,12 +1,13 @@
 """How weights lie on the cluster: FSDP2 shards in every process, gathered around each forward.
 
-FSDP gathers the embedding, the final norm and the head in hooks around the root's own call, so every forward of ours goes
-through that call: `open_root` lets the root call what it is given. All processes must make the same number of forwards
-and backwards; `Sharded.alike` adds micro-batches without response tokens where a process has fewer.
+FSDP gathers the embedding, the final norm and the head in hooks around the root's own call, so every forward of ours
+goes through that call: `open_root` lets the root call what it is given. All processes must make the same number of
+forwards and backwards; `Sharded.alike` adds micro-batches without response tokens where a process has fewer.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,9 @@ from diagnostics.forward import Reading, read_contexts
 from diagnostics.paired import PairedSegment, run_pairs
 from training.batch import Row, micro_batches
 from training.update import Learner, Whole, precision
+
+# what a forward returns is never changed in place
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 def open_root(module: nn.Module) -> None:

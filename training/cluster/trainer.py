@@ -1,9 +1,9 @@
 """The run on the cluster: verl builds workers and servers, our loop (training/train.py) trains.
 
-verl's trainer is subclassed for what it sets up: worker group, reference, rollout servers, agent loops, weight transfer.
-Its fit() is replaced, because order and content of a step are ours: rows are segments with two contexts, their
-advantages, denominators and mini-batches come from the whole step, metrics and checkpoints are those of the local engine.
-Its data loader is left out: tasks follow from (seed, step), panels from the configuration.
+verl's trainer is subclassed for what it sets up: worker group, reference, rollout servers, agent loops, weight
+transfer. Its fit() is replaced, because order and content of a step are ours: rows are segments with two contexts,
+their advantages, denominators and mini-batches come from the whole step, metrics and checkpoints are those of the local
+engine. Its data loader is left out: tasks follow from (seed, step), panels from the configuration.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class UndertowTrainer(PPOTrainerSync):
         found, _ = self.replay_buffer.sample(self.global_steps, "train", len(jobs))
         self.checkpoint_manager.sleep_replicas()
         fields = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=["extra_fields"])["extra_fields"]
-        played = {key.split("_")[0]: _plain(field)["played"] for key, field in zip(found.keys, fields, strict=True)}
+        played = {
+            key.split("_")[0]: _plain(field)["parcel"].played for key, field in zip(found.keys, fields, strict=True)
+        }
         tq.kv_clear(keys=found.keys, partition_id="train")
         lost = [played[uid].failure for uid in uids if uid in played and played[uid].trajectory is None]
         lost += ["no answer of an agent loop"] * (len(jobs) - len(played))

@@ -1,7 +1,7 @@
 """Weights between files and shards. A checkpoint of the cluster is one of the local engine's, file by file.
 
-verl's own checkpoints are pickled shards that only as many workers can load; ours are gathered in the first process and
-written in safetensors, so that any number of workers, and the local engine, can go on from them, and nothing is unpickled.
+verl's own checkpoints are pickled shards that only as many workers can load; ours are gathered in the first process
+and written in safetensors: any number of workers, and the local engine, can go on from them, and nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ class UndertowWorker(ActorRolloutRefWorker):
     """Its methods are called in all workers at once, by training/cluster/learner.py."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin(self, document: dict[str, Any], weights: str | None, checkpoint: str | None, step: int, update: int) -> int:
+    def begin(
+        self, document: dict[str, Any], weights: str | None, checkpoint: str | None, step: int, update: int
+    ) -> int:
         """Makes the learner of a run; returns the tokens of the model's longest context.
 
         Args: document, the configuration as JSON has it; weights, a model folder to start from (None: the weights the

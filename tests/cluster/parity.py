@@ -1,0 +1,98 @@
+"""One worker of verl in a process of its own, without Ray.
+
+    python -m tests.cluster.parity RANK WORLD PORT FOLDER METHOD...
+
+Every process runs the same loop on the episodes stored in FOLDER; the workers' collectives keep them in step. What a
+worker group does (hand each worker its share, gather the answers) is done by Group.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from training.config import RECIPES, Config
+from training.settings import with_method
+
+
+def config_of(method: str, data: str) -> Config:
+    """Two updates of two rows: old log-probs, a policy that has left its anchor, and a teacher that stays."""
+    tiny = RECIPES["tiny-grpo"]
+    config = replace(
+        tiny,
+        steps=1,
+        tasks_per_step=2,
+        group_size=2,
+        save_every=1,
+        env=replace(tiny.env, data=data, max_turns=5, workers=1),
+        optim=replace(tiny.optim, mini_batch_rows=2, micro_batch_tokens=2048),
+        eval=replace(tiny.eval, every=0),
+    )
+    config = with_method(config, method)
+    if method == "pr_opd":
+        return replace(config, method_config=replace(config.method_config, start_step=0, coefficient=1.0))
+    return config if method == "grpo" else replace(config, method_config=replace(config.method_config, coefficient=1.0))
+
+
+class Group:
+    """What ClusterLearner asks of a worker group, for the worker of this process."""
+
+    def __init__(self, worker: Any, rank: int, world: int) -> None:
+        self.worker, self.rank, self.world_size = worker, rank, world
+
+    def log_probs(self, shares: list[Any]) -> list[Any]:
+        import torch.distributed as dist
+
+        answers: list[Any] = [None] * self.world_size
+        dist.all_gather_object(answers, self.worker.log_probs(shares[self.rank]))
+        return answers
+
+    def update_actor(self, batch: Any) -> Any:
+        return self.worker.update_actor(batch.chunk(self.world_size)[self.rank])
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: [getattr(self.worker, name)(*arguments)]
+
+
+def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
+    from diagnostics.artifact import load_skills, load_trajectories
+    from training.cluster.dry_run import dry_run
+    from training.cluster.layout import ClusterConfig
+    from training.cluster.main import compose
+    from training.cluster.weights import anchor
+    from training.models.load import TINY, load_policy
+    from training.skills.source import SkillSource
+    from training.train import Sources, run_steps
+
+    torch.set_num_threads(1)
+    data = str(folder / "games")
+    first = config_of(methods[0], data)
+    settings = dry_run(first, folder, ClusterConfig(gpus=world), anchor(first)).settings
+    verl = compose(settings)
+    from training.cluster.learner import ClusterLearner
+    from training.cluster.worker import UndertowWorker
+
+    worker = UndertowWorker(verl.actor_rollout_ref, role="actor_rollout_ref", distillation_config=verl.distillation)
+    worker.init_model()
+    played = load_trajectories(folder / "episodes")
+    skills = load_skills(folder / "skills")
+    _, tokenizer = load_policy("tiny")
+    from training.cluster.weights import load_weights
+
+    for method in methods:
+        load_weights(worker.actor.engine.module, TINY)  # what the method before has learnt
+        config = config_of(method, data)
+        run = folder / f"world{world}" / method
+        if rank:  # the first process writes
+            run = folder / "nowhere" / method
+        learner = ClusterLearner(Group(worker, rank, world), config, run)
+        sources = Sources(lambda *_: skills, None, SkillSource(config.skills, "household", config.seed))
+        run_steps(learner, run, tokenizer, lambda step: played, sources)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])

@@ -1,0 +1,97 @@
+"""One stored batch on both engines, with one worker and with two: the same loss, terms, gradient and weights."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diagnostics.artifact import load_skills, load_trajectories, save_skills, save_trajectories
+from diagnostics.records import Trajectory
+from tests.cluster.parity import config_of
+from training.envs.folders import household_games
+from training.models.load import load_policy
+from training.monitor import read_metrics
+from training.session import Session
+from training.skills.source import SkillSource
+from training.train import train
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("verl") is None, reason="verl is not installed here; `make test-cluster` runs this"
+)
+METHODS = ("grpo", "sdar", "pcsd", "pr_opd")
+COMPARED = ("loss/", "policy/", "kl/", "weight/", "gap/", "reward/", "distill/", "optim/", "states/cosine")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes, skills, and what the local engine makes of them."""
+    folder = tmp_path_factory.mktemp("parity")
+    household_games(folder / "games", {"train": 2, "valid_seen": 2, "valid_unseen": 2}, 0, 1)
+    config = config_of("grpo", str(folder / "games"))
+    model, tokenizer = load_policy("tiny")
+    with Session(config, model, tokenizer) as session:
+        played = session.rollout(0)
+        # rewards that differ inside a group: else every advantage is zero and the surrogate says nothing
+        played = [t if i % 2 else _won(t) for i, t in enumerate(played)]
+        save_trajectories(folder / "episodes", played, config=config, seeds=[0])
+        save_skills(folder / "skills", session.write_skills(played, 0), config=config)
+    for method in METHODS:
+        config = config_of(method, str(folder / "games"))
+        model, tokenizer = load_policy("tiny")
+        train(
+            config,
+            folder / "local" / method,
+            model=model,
+            tokenizer=tokenizer,
+            rollout_fn=lambda step: load_trajectories(folder / "episodes"),
+            write_skills_fn=lambda *_: load_skills(folder / "skills"),
+            skill_source=SkillSource(config.skills, "household", config.seed),
+        )
+    return folder
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def world(request: pytest.FixtureRequest, folder: Path) -> int:
+    """Runs all methods in so many workers."""
+    count: int = request.param
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.cluster.parity"]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(count), str(port), str(folder), *METHODS], text=True, stderr=-1)
+        for rank in range(count)
+    ]
+    said = [worker.communicate(timeout=600)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * count, said[0][-2000:]
+    return count
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, method: str) -> None:
+    ours, theirs = folder / "local" / method, folder / f"world{world}" / method
+    (here,), (there,) = read_metrics(ours), read_metrics(theirs)
+    assert set(here) == set(there)
+    names = [name for name in here if name.startswith(COMPARED)]
+    assert any(name.startswith("loss/") for name in names)
+    for name in names:
+        assert there[name] == pytest.approx(here[name], rel=1e-4, abs=1e-6), name
+    for file in ("optimizer", "model", *(["modules"] if method == "pr_opd" else [])):
+        a = load_file(ours / "checkpoints/step_1" / f"{file}.safetensors")
+        b = load_file(theirs / "checkpoints/step_1" / f"{file}.safetensors")
+        assert a.keys() == b.keys()
+        for name in a:
+            if name.endswith("exp_avg_sq"):  # a square: twice the relative error
+                continue
+            error = torch.linalg.vector_norm(a[name].double() - b[name].double())
+            assert error <= 1e-4 * torch.linalg.vector_norm(a[name].double()) + 1e-9, (file, name)
+
+
+def _won(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, reward=10.0, success=True, stop_reason="won")
