@@ -10,10 +10,10 @@ the count leaves out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.cluster.gpus import Gpu, find_gpu
-from training.cluster.layout import ClusterConfig, Layout, layouts
+from training.cluster.layout import SHARES, ClusterConfig, Layout, layouts
 from training.cluster.shapes import Shape
 from training.config import Config
 from training.method import Needs
@@ -82,14 +82,17 @@ class Plan:
 
 
 def best_plan(config: Config, extra: Extra, shape: Shape, cluster: ClusterConfig) -> Plan:
-    """The plan of the fastest layout that fits; where none does, that of the thriftiest, which says so."""
-    found = None
+    """The plan of the fastest layout that fits; where none does, that of the thriftiest, which says so.
+
+    vLLM gets the least share whose cache holds all episodes that are played at once, else the largest that fits.
+    """
+    plans: list[Plan] = []
     for layout in layouts(shape, cluster, longest_row(config, extra), config.optim.micro_batch_tokens):
-        found = plan(config, extra, shape, cluster, layout)
-        if found.fits:
-            break
-    assert found is not None  # there is always a layout
-    return found
+        plans = [plan(config, extra, shape, cluster, replace(layout, share=share)) for share in SHARES]
+        fitting = [found for found in plans if found.fits]
+        if fitting:
+            return next((found for found in fitting if found.sequences >= found.live), fitting[-1])
+    return plans[-1]
 
 
 def longest_row(config: Config, extra: Extra) -> int:
