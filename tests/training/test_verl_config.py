@@ -104,6 +104,24 @@ def test_values_in_hydra_s_grammar(value: Any, text: str) -> None:
     assert spell(value) == text
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra") is None, reason="Hydra comes with verl; `make test-cluster` runs this"
+)
+def test_hydra_reads_back_what_was_meant() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    given = overrides(
+        RECIPES["paper-alfworld-3b-pr-opd"],
+        Path("/a run/it's=one"),
+        ClusterConfig(ray="10.0.0.1:6379"),
+        LAYOUT,
+        model="M/x-1.5",
+        reference=True,
+    )
+    read = OverridesParser.create().parse_overrides(command(given)[3:])
+    assert {word.key_or_group: word.value() for word in read} == given
+
+
 def verl_files() -> Path | None:
     found = importlib.util.find_spec("verl")  # finds it, imports nothing
     if found is None or not found.submodule_search_locations:
