@@ -154,7 +154,12 @@ class HFServer:
                 kind = _kind(self.waiting[0][1])
                 batch = [request for request in self.waiting if _kind(request[1]) == kind][:BATCH]
                 self.waiting = [request for request in self.waiting if request not in batch]
-                outputs = await asyncio.to_thread(self._answer, batch, *kind)
+                try:
+                    outputs = await asyncio.to_thread(self._answer, batch, *kind)
+                except Exception as error:  # told to those who asked
+                    for _, _, answer in batch:
+                        answer.set_exception(error)
+                    continue
                 for (_, _, answer), output in zip(batch, outputs, strict=True):
                     answer.set_result(output)
         finally:

@@ -41,11 +41,14 @@ def first_weights(config: Config) -> str | None:
     return None if start == anchor(config) else start
 
 
-def gather(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """All of each tensor, in the memory of the first process; {} in the others, which must call it too."""
+def gather(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """All of each tensor, in the memory of the first process; {} in the others, which must call it too.
+
+    Args: device, where shards are exchanged, wherever they lie.
+    """
     first, whole = dist.get_rank() == 0, {}
     for name, tensor in tensors:
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor
         if first:
             whole[name] = full.detach().cpu().contiguous()
     return whole
@@ -84,33 +87,39 @@ def load_optimiser(learned: Learned, folder: Path) -> None:
             }
 
 
-def digest(model: Any) -> str:
+def digest(model: Any, device: torch.device) -> str:
     """What training.episodes.policy_digest says of the same weights; called by all processes."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        for _, whole in gather([(name, value)]).items():  # one at a time, in the first process
+        for _, whole in gather([(name, value)], device).items():  # one at a time, in the first process
             sha.update(name.encode())
             sha.update(whole.float().numpy().tobytes())
     return sha.hexdigest()
 
 
-def save_reference(run: Path, model: Any) -> None:
+def save_reference(run: Path, model: Any, device: torch.device) -> None:
     """<run>/reference, as the local engine keeps it. Called by all processes."""
-    weights = gather(model.named_parameters())
+    weights = gather(model.named_parameters(), device)
     if dist.get_rank() == 0:
         save_artifact(run / "reference", "reference", write=lambda folder: _save_model(model, weights, folder))
 
 
 def save_checkpoint(
-    run: Path, step: int, learned: Learned, tokenizer: Any, state: Mapping[str, Any], config: Config
+    run: Path,
+    step: int,
+    learned: Learned,
+    tokenizer: Any,
+    state: Mapping[str, Any],
+    config: Config,
+    device: torch.device,
 ) -> None:
     """<run>/checkpoints/step_<step>, written by the first process; called by all."""
-    weights = gather(learned.model.named_parameters())
+    weights = gather(learned.model.named_parameters(), device)
     optimiser: dict[str, Tensor] = {}
     for part, module, optimizer in learned.parts:
         named = module.named_parameters()
         states = [(f"{part}/{name}/{key}", v) for name, p in named for key, v in optimizer.state.get(p, {}).items()]
-        optimiser |= gather(states)
+        optimiser |= gather(states, device)
 
     def write(folder: Path) -> None:
         _save_model(learned.model, weights, folder)

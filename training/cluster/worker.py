@@ -50,9 +50,10 @@ class UndertowWorker(ActorRolloutRefWorker):
             torch.manual_seed(config.seed)
             modules: Any = method.modules(model.config, config.method_config) if method.modules else None
         decay, second = config.optim.weight_decay, None
-        device = torch.device(get_device_name(), None if get_device_name() == "cpu" else get_device_id())
+        name = get_device_name()
+        self._device = torch.device(name, None if name == "cpu" else get_device_id())
         if modules is not None:
-            modules.to(device)
+            modules.to(self._device)
             second = torch.optim.AdamW(modules.parameters(), lr=modules.lr, weight_decay=decay)
         first = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, weight_decay=decay)
         learned = Learned(model, first, modules, second)
@@ -60,7 +61,7 @@ class UndertowWorker(ActorRolloutRefWorker):
             load_optimiser(learned, Path(checkpoint))
         reference = None if self.ref is None else self.ref.engine.module
         own = replace(config, optim=replace(config.optim, micro_batch_tokens=self._tokens))
-        learner = Learner(own, method, own.method_config, learned, reference, lying=Sharded(device))
+        learner = Learner(own, method, own.method_config, learned, reference, lying=Sharded(self._device))
         learner.step, learner.update = step, update
         engine.learner, engine.optimizer = learner, first
         self.learner, self._config = learner, config
@@ -87,17 +88,17 @@ class UndertowWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save(self, run: str, tokenizer: Any, state: dict[str, Any]) -> None:
         learner = self.learner
-        save_checkpoint(Path(run), learner.step, learner.learned, tokenizer, state, self._config)
+        save_checkpoint(Path(run), learner.step, learner.learned, tokenizer, state, self._config, self._device)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_reference(self, run: str) -> None:
         if self.ref is not None:
-            save_reference(Path(run), self.ref.engine.module)
+            save_reference(Path(run), self.ref.engine.module, self._device)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def digest(self) -> str:
         """sha256 over the weights; the first worker knows."""
-        return digest(self.actor.engine.module)
+        return digest(self.actor.engine.module, self._device)
 
     @property
     def _tokens(self) -> int:
