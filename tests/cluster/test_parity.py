@@ -79,6 +79,8 @@ def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, me
     (here,), (there,) = read_metrics(ours), read_metrics(theirs)
     assert set(here) == set(there)
     names = [name for name in here if name.startswith(COMPARED)]
+    if world > 1:  # quartiles are those of a micro-batch, and two workers have smaller ones
+        names = [name for name in names if not name.startswith("loss/pcsd/variance_q")]
     assert any(name.startswith("loss/") for name in names)
     for name in names:
         assert there[name] == pytest.approx(here[name], rel=1e-4, abs=1e-6), name
