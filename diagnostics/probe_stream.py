@@ -146,7 +146,11 @@ class ProbeStream:
         tables, done = _Tables(self.subject), 0
         with progress("probe", sum(len(readers_of(samples)) for _, _, samples, _ in asked)) as report:
             for labels, branch, samples, without in asked:
-                tables.add(labels, branch, samples, without, lambda read, done=done: report(done + read))
+
+                def so_far(read: int, before: int = done) -> None:
+                    report(before + read)
+
+                tables.add(labels, branch, samples, without, so_far)
                 report(done := done + len(readers_of(samples)))
         return {
             "probe": to_table(tables.probes, PROBE_COLUMNS),
