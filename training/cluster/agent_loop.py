@@ -46,18 +46,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a job: an episode and its skill, or the failure of something that is no environment."""
+    """What came of a job."""
 
-    trajectory: Trajectory | None
+    trajectory: Trajectory
     skill: Skill | None = None
-    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job that something which is no environment has broken: a server, a worker."""
+
+    reason: str
 
 
 class Parcel:
     """What verl passes on unopened: it would turn a dataclass in its fields into a dict."""
 
-    def __init__(self, played: Played) -> None:
-        self.played = played
+    def __init__(self, content: Played | Lost) -> None:
+        self.content = content
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,10 @@ class UndertowLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         job: Job = row["job"]
         try:
-            played = await self._play(job)
-        except Exception as error:  # a server or a worker that died; the trainer says it in one sentence
-            played = Played(None, failure=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}")
-        return _output(played, self.tokenizer.eos_token_id)
+            return _output(await self._play(job), self.tokenizer.eos_token_id)
+        except Exception as error:  # the trainer says it in one sentence
+            reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+            return _output(Lost(reason), self.tokenizer.eos_token_id)
 
     async def _play(self, job: Job) -> Played:
         path = self.config.undertow.config
@@ -163,23 +169,23 @@ class UndertowLoop(AgentLoopBase):
         return Reply(np.array(ids, np.int32), logprobs, decode_reply(self.tokenizer, ids), ended, 0)
 
 
-def _output(played: Played, filler: int) -> AgentLoopOutput:
+def _output(found: Played | Lost, filler: int) -> AgentLoopOutput:
     """verl sees the last segment; an episode without one is a prompt of one token and an unmasked one behind it."""
-    prompt, response, mask, logprobs = [filler], [filler], [0], [0.0]
-    segments = played.trajectory.segments if played.trajectory else ()
-    if segments:
-        last = segments[-1]
-        cut = last.prompt_length
-        prompt, response = last.ids[:cut].tolist(), last.ids[cut:].tolist()
-        mask = last.response_mask[cut:].astype(int).tolist()
-        logprobs = last.rollout_logprobs[cut:].tolist()
+    prompt, response, mask, logprobs, reward, turns = [filler], [filler], [0], [0.0], 0.0, 0
+    if isinstance(found, Played):
+        reward, turns = found.trajectory.reward, len(found.trajectory.turns)
+        for last in found.trajectory.segments[-1:]:
+            cut = last.prompt_length
+            prompt, response = last.ids[:cut].tolist(), last.ids[cut:].tolist()
+            mask = last.response_mask[cut:].astype(int).tolist()
+            logprobs = last.rollout_logprobs[cut:].tolist()
     return AgentLoopOutput(
         prompt_ids=prompt,
         response_ids=response,
         response_mask=mask,
         response_logprobs=logprobs,
-        reward_score=played.trajectory.reward if played.trajectory else 0.0,
-        num_turns=len(played.trajectory.turns) if played.trajectory else 0,
+        reward_score=reward,
+        num_turns=turns,
         metrics=AgentLoopMetrics(),
-        extra_fields={"parcel": Parcel(played), "reward_extra_info": {}, "min_global_steps": 0, "max_global_steps": 0},
+        extra_fields={"parcel": Parcel(found), "reward_extra_info": {}, "min_global_steps": 0, "max_global_steps": 0},
     )

@@ -74,6 +74,9 @@ class _Device(types.ModuleType):
         torch.set_rng_state(state)
 
 
+_DEVICE = _Device("undertow_cpu_device")
+
+
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
     device_name = vendor_name = property(lambda self: "cpu")
@@ -122,9 +125,6 @@ class CpuPlatform(PlatformBase):
 
     def cudart(self) -> Any:
         return None
-
-
-_DEVICE = _Device("undertow_cpu_device")
 
 
 class HFServer:

@@ -57,7 +57,7 @@ def micro_loss(model_output: PairedPass, data: Micro, dp_group: Any = None) -> t
 class PairedEngine(transformer_impl.FSDPEngineWithLMHead):
     """Set `learner` before the first mini-batch."""
 
-    learner: Learner | None = None
+    learner: Any = None  # a Learner
 
     def initialize(self) -> None:
         super().initialize()

@@ -116,7 +116,8 @@ def empty_row(row: Row) -> Row:
     nothing = {name: getattr(pair, name)[:0] for name in ("student_positions", "response_ids", "turn", "token_class")}
     short = replace(pair, student_ids=pair.student_ids[:2], teacher_ids=None, teacher_positions=None, **nothing)
     arrays = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    return replace(row, pair=short, **{k: v[:0] for k, v in arrays.items() if isinstance(v, Tensor)})
+    empty: dict[str, Any] = {name: v[:0] for name, v in arrays.items() if isinstance(v, Tensor)}
+    return replace(row, pair=short, **empty)
 
 
 def log_probs(learner: Learner, model: Any, pairs: Sequence[PairedSegment], tokens: int) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 
 from diagnostics.artifact import load_trajectories
 from diagnostics.records import Skill, Trajectory
-from training.cluster.agent_loop import Job, Played, settings
+from training.cluster.agent_loop import Job, Lost, Played, settings
 from training.cluster.learner import ClusterLearner
 from training.cluster.worker import UndertowWorker
 from training.config import Config
@@ -59,7 +59,7 @@ class UndertowTrainer(PPOTrainerSync):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        self.role_worker_mapping = dict.fromkeys(self.role_worker_mapping, ray.remote(UndertowWorker))
+        self.role_worker_mapping.update(dict.fromkeys(self.role_worker_mapping, ray.remote(UndertowWorker)))
 
     def _load_checkpoint(self) -> None:
         """Nothing yet: the learner loads ours when it begins."""
@@ -110,16 +110,15 @@ class UndertowTrainer(PPOTrainerSync):
         self.agent_loop_manager.generate_sequences(batch)
         found, _ = self.replay_buffer.sample(self.global_steps, "train", len(jobs))
         self.checkpoint_manager.sleep_replicas()
-        fields = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=["extra_fields"])["extra_fields"]
-        played = {
-            key.split("_")[0]: _plain(field)["parcel"].played for key, field in zip(found.keys, fields, strict=True)
-        }
+        parcels = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=["extra_fields"])["extra_fields"]
         tq.kv_clear(keys=found.keys, partition_id="train")
-        lost = [played[uid].failure for uid in uids if uid in played and played[uid].trajectory is None]
-        lost += ["no answer of an agent loop"] * (len(jobs) - len(played))
+        contents = [getattr(fields, "data", fields)["parcel"].content for fields in parcels]
+        answers = dict(zip((key.split("_")[0] for key in found.keys), contents, strict=True))
+        given = [answers.get(uid, Lost("no answer of an agent loop")) for uid in uids]
+        lost = [answer.reason for answer in given if isinstance(answer, Lost)]
         if lost:
             raise RuntimeError(f"{len(lost)} of {len(jobs)} episodes were lost, the first one by {lost[0]}")
-        return [played[uid] for uid in uids]
+        return given
 
 
 class ClusterSession(Session):
@@ -136,6 +135,7 @@ class ClusterSession(Session):
     ) -> None:
         super().__init__(config, model, tokenizer)
         self._play_jobs, self._learner = play_jobs, learner
+        self._write = False  # a skill behind each episode
         self._written: dict[str, Skill] = {}  # of the step at hand, by trajectory
 
     def policy(self) -> str:
@@ -151,14 +151,22 @@ class ClusterSession(Session):
         skills: Mapping[tuple[str, int], str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory]:
-        write = temperature == self.config.sampler.temperature and self._needs(step).skill == "hindsight"
-        given = skills or {}
-        jobs = [
-            Job(start, seed, step, temperature, given.get((start.task.id, start.attempt)), write) for start in starts
-        ]
-        played = self._play_jobs(jobs)
+        texts = skills or {}
+        played = self._play_jobs(
+            [
+                Job(start, seed, step, temperature, texts.get((start.task.id, start.attempt)), self._write)
+                for start in starts
+            ]
+        )
         self._written = {p.trajectory.id: p.skill for p in played if p.skill is not None}
         return [p.trajectory for p in played]
+
+    def rollout(self, step: int) -> list[Trajectory]:
+        self._write = self._needs(step).skill == "hindsight"
+        try:
+            return super().rollout(step)
+        finally:
+            self._write = False
 
     def evaluate(
         self, seed: int, skills: Mapping[str, str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -170,7 +178,3 @@ class ClusterSession(Session):
     def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
         """The skills that the agent loops wrote when these episodes were over."""
         return {t.id: self._written[t.id] for t in trajectories if t.id in self._written}
-
-
-def _plain(field: Any) -> Any:
-    return getattr(field, "data", field)

@@ -48,7 +48,8 @@ def gather(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[
     """
     first, whole = dist.get_rank() == 0, {}
     for name, tensor in tensors:
-        full = tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor
+        there: Any = tensor.to(device)
+        full = there.full_tensor() if isinstance(tensor, DTensor) else tensor
         if first:
             whole[name] = full.detach().cpu().contiguous()
     return whole
@@ -152,7 +153,7 @@ class _Tensors:
     """The tensors of some safetensors files, read one by one."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
-        self._files = {}
+        self._files: dict[str, Any] = {}
         for path in sorted(folder.glob(pattern)):
             file = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)

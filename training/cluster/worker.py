@@ -51,7 +51,7 @@ class UndertowWorker(ActorRolloutRefWorker):
             modules: Any = method.modules(model.config, config.method_config) if method.modules else None
         decay, second = config.optim.weight_decay, None
         name = get_device_name()
-        self._device = torch.device(name, None if name == "cpu" else get_device_id())
+        self._device = torch.device(name) if name == "cpu" else torch.device(name, get_device_id())
         if modules is not None:
             modules.to(self._device)
             second = torch.optim.AdamW(modules.parameters(), lr=modules.lr, weight_decay=decay)
