@@ -34,7 +34,7 @@ def main(method: str, games: str, run: str) -> None:
 
     try:
         train_on_cluster(config_of(method, games), Path(run), {}, ClusterConfig(gpus=1))
-    except RuntimeError as error:
+    except (ConnectionError, ValueError) as error:
         sys.exit(str(error))
 
 

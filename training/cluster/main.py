@@ -24,7 +24,7 @@ from training.cluster.weights import anchor
 from training.config import Config
 from training.settings import refuse_changes
 from training.start import record
-from training.subject import find_subject
+from training.subject import find_subject, write_json
 
 CPU = {
     "VERL_PLATFORM": "cpu",
@@ -38,8 +38,8 @@ def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster
     """What training.start.start does on one machine: checks, the run folder, and the run.
 
     Args: as there; cluster, where it goes.
-    Raises: ValueError before any work, as there, or for a method that the cluster does not have; RuntimeError when a
-    worker or a server dies.
+    Raises: ValueError before any work, as there, or for a method that the cluster does not have; ConnectionError as
+    start().
     """
     if config.init_from is not None:
         config = replace(config, init_from=str(Path(find_subject(config.init_from, config).source).resolve()))
@@ -47,7 +47,10 @@ def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster
     refuse_changes(config, run)
     refuse(config)
     record(config, run, args)
-    return start(compose(dry_run(config, run, cluster, anchor(config)).settings))
+    said = dry_run(config, run, cluster, anchor(config))
+    write_json(run / "verl.json", said.settings)
+    print(f"verl is started as by: {said.command}", flush=True)
+    return start(compose(said.settings))
 
 
 def compose(values: Mapping[str, Any]) -> DictConfig:
@@ -67,7 +70,8 @@ def compose(values: Mapping[str, Any]) -> DictConfig:
 def start(config: DictConfig) -> Path:
     """Runs verl on the configuration until the run is over; returns the folder of the last checkpoint.
 
-    Raises: RuntimeError in one sentence when a worker or a server dies; the run can be continued.
+    Raises: ConnectionError in one sentence when a worker or a server dies: the run can be continued; ValueError and
+    FloatingPointError of our own code as on one machine.
     """
     run = Path(config.undertow.run)
     import ray
@@ -84,7 +88,10 @@ def start(config: DictConfig) -> Path:
     try:
         run_ppo(config, task_runner_class=ray.remote(Runner))
     except ray.exceptions.RayError as error:
-        raise RuntimeError(_sentence(error, run)) from error
+        cause = _cause(error)
+        if isinstance(cause, ValueError | FloatingPointError):
+            raise type(cause)(str(cause)) from error
+        raise ConnectionError(_sentence(cause, run)) from error
     finally:
         ray.shutdown()
     checkpoint = latest_complete(run)
@@ -92,17 +99,23 @@ def start(config: DictConfig) -> Path:
     return checkpoint
 
 
-def _sentence(error: BaseException, run: Path) -> str:
+def _cause(error: BaseException) -> BaseException:
+    """What was raised first, through however many processes it came."""
+    import ray
+
+    while isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error
+
+
+def _sentence(cause: BaseException, run: Path) -> str:
     """What died, and where the run can go on."""
     import ray
 
-    cause: BaseException = error
-    while isinstance(cause, ray.exceptions.RayTaskError) and isinstance(cause.cause, BaseException):
-        cause = cause.cause
     if isinstance(cause, ray.exceptions.ActorDiedError | ray.exceptions.WorkerCrashedError):
         what = "a worker of the cluster died (killed, or out of memory)"
     else:
-        what = f"the cluster stopped: {str(cause).strip().splitlines()[-1]}"
+        what = f"the cluster stopped: {(str(cause).strip().splitlines() or [type(cause).__name__])[-1]}"
     kept = latest_complete(run)
     rest = f"goes on from {kept.name}" if kept else "starts anew"
     return f"{what}; the same command {rest}"
@@ -114,7 +127,7 @@ def main() -> None:
     words = OverridesParser.create().parse_overrides(sys.argv[1:])
     try:
         print(start(compose({word.key_or_group: word.value() for word in words})))
-    except (RuntimeError, ValueError) as error:
+    except (ConnectionError, ValueError, FloatingPointError) as error:
         sys.exit(str(error))
 
 
