@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -38,7 +39,9 @@ def anchor(config: Config) -> str:
 def first_weights(config: Config) -> str | None:
     """Model folder of the weights a new run starts from; None where they are the anchor's."""
     start = config.init_from or model_source(config.model.name)[0]
-    return None if start == anchor(config) else start
+    if start == anchor(config):
+        return None
+    return start if Path(start).is_dir() else snapshot_download(start)
 
 
 def gather(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
@@ -62,6 +65,11 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     Raises: ValueError when the folder is of another architecture.
     """
     read = _Tensors(Path(folder), "model*.safetensors")
+    known = {name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())}
+    for name in read.names - known:
+        raise ValueError(
+            f"{name} of {folder} has no place in this model: it was made of another one; use its own recipe"
+        )
     for name, parameter in model.named_parameters():
         _fill(parameter, read.get(name), f"{name} of {folder}")
 
@@ -158,6 +166,10 @@ class _Tensors:
             file = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)
 
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
+
     def get(self, name: str) -> Tensor | None:
         return self._files[name].get_tensor(name) if name in self._files else None
 
@@ -165,7 +177,7 @@ class _Tensors:
 def _fill(parameter: Tensor, whole: Tensor | None, where: str) -> None:
     if whole is None or whole.shape != parameter.shape:
         found = "is missing" if whole is None else f"has shape {tuple(whole.shape)}, not {tuple(parameter.shape)}"
-        raise ValueError(f"{where} {found}: it was made of another model; use that model's recipe")
+        raise ValueError(f"{where} {found}: it was made of another model; use its own recipe")
     shard = _shard(whole, parameter)
     if isinstance(parameter, DTensor) and isinstance(shard, DTensor):
         parameter.to_local().copy_(shard.to_local())
