@@ -63,7 +63,7 @@ def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> 
     from training.cluster.dry_run import dry_run
     from training.cluster.layout import ClusterConfig
     from training.cluster.main import compose
-    from training.cluster.weights import anchor
+    from training.cluster.weights import load_weights, origin
     from training.models.load import TINY, load_policy
     from training.skills.source import SkillSource
     from training.train import Sources, run_steps
@@ -71,7 +71,7 @@ def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> 
     torch.set_num_threads(1)
     data = str(folder / "games")
     first = config_of(methods[0], data)
-    settings = dry_run(first, folder, ClusterConfig(gpus=world), anchor(first)).settings
+    settings = dry_run(first, folder, ClusterConfig(gpus=world), origin(first)).settings
     verl = compose(settings)
     from training.cluster.learner import ClusterLearner
     from training.cluster.worker import UndertowWorker
@@ -81,7 +81,6 @@ def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> 
     played = load_trajectories(folder / "episodes")
     skills = load_skills(folder / "skills")
     _, tokenizer = load_policy("tiny")
-    from training.cluster.weights import load_weights
 
     for method in methods:
         load_weights(worker.actor.engine.module, TINY)  # what the method before has learnt

@@ -21,7 +21,7 @@ from training.checkpoint import latest_complete
 from training.cluster.engine import ROWS, UPDATE, Update, micro_loss
 from training.cluster.refuse import refuse
 from training.cluster.sharded import empty_row
-from training.cluster.weights import first_weights
+from training.cluster.weights import anchor
 from training.config import Config
 from training.engine import Reader
 from training.method import Needs, load_method
@@ -39,7 +39,7 @@ class ClusterLearner:
         self.step = self.update = 0
         self.state: dict[str, Any] = {}  # document of the checkpoint it goes on from
         resumed = latest_complete(run)
-        weights, checkpoint = first_weights(config), config.init_from
+        weights, checkpoint = None, config.init_from
         if resumed is not None:
             self.state = load_artifact(resumed, "checkpoint").document("state")
             weights = checkpoint = str(resumed)
@@ -50,7 +50,7 @@ class ClusterLearner:
                         f"{run} was trained with {name} {self.state[name]!r}, not {ours!r}; choose another run folder"
                     )
         document = asdict(config) | {"method_config": asdict(self.method_config)}
-        self.longest = workers.begin(document, weights, checkpoint, self.step, self.update)[0]
+        self.longest = workers.begin(document, weights, checkpoint, anchor(config, run), self.step, self.update)[0]
         workers.set_loss_fn(micro_loss)
         if resumed is None:
             workers.save_reference(str(run))

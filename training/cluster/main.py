@@ -20,7 +20,7 @@ from training.checkpoint import latest_complete
 from training.cluster.dry_run import dry_run
 from training.cluster.layout import ClusterConfig
 from training.cluster.refuse import refuse
-from training.cluster.weights import anchor
+from training.cluster.weights import origin
 from training.config import Config
 from training.settings import refuse_changes
 from training.start import record
@@ -47,7 +47,7 @@ def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster
     refuse_changes(config, run)
     refuse(config)
     record(config, run, args)
-    said = dry_run(config, run, cluster, anchor(config))
+    said = dry_run(config, run, cluster, origin(config))
     write_json(run / "verl.json", said.settings)
     print(f"verl is started as by: {said.command}", flush=True)
     return start(compose(said.settings))

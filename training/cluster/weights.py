@@ -26,22 +26,21 @@ from training.config import Config
 from training.models.load import model_source, quiet
 
 
-def anchor(config: Config) -> str:
-    """Folder or hub name of the KL anchor, which every worker loads first: as on the local engine."""
+def origin(config: Config) -> str:
+    """Folder or hub name of the weights a run starts from, which every worker loads first."""
+    return config.init_from or model_source(config.model.name)[0]
+
+
+def anchor(config: Config, run: Path) -> str | None:
+    """Model folder of the KL anchor, where it is not what the workers have loaded: as on the local engine."""
+    kept = reference_folder(run)
+    if kept is not None:
+        return str(kept)
     if config.model.reference is not None:
-        return model_source(config.model.reference)[0]
-    if config.init_from is not None:
-        folder = reference_folder(run_of(config.init_from))
-        return str(folder or config.init_from)
-    return model_source(config.model.name)[0]
-
-
-def first_weights(config: Config) -> str | None:
-    """Model folder of the weights a new run starts from; None where they are the anchor's."""
-    start = config.init_from or model_source(config.model.name)[0]
-    if start == anchor(config):
-        return None
-    return start if Path(start).is_dir() else snapshot_download(start)
+        source, local = model_source(config.model.reference)
+        return source if local else snapshot_download(source)
+    branched = None if config.init_from is None else reference_folder(run_of(config.init_from))
+    return None if branched is None else str(branched)
 
 
 def gather(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> dict[str, Tensor]:

@@ -32,12 +32,19 @@ class UndertowWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin(
-        self, document: dict[str, Any], weights: str | None, checkpoint: str | None, step: int, update: int
+        self,
+        document: dict[str, Any],
+        weights: str | None,
+        checkpoint: str | None,
+        anchor: str | None,
+        step: int,
+        update: int,
     ) -> int:
         """Makes the learner of a run; returns the tokens of the model's longest context.
 
-        Args: document, the configuration as JSON has it; weights, a model folder to start from (None: the weights the
-        workers have loaded); checkpoint, one of the same run or of the one it branches from, whose optimiser goes on.
+        Args: document, the configuration as JSON has it; weights and anchor, model folders of the policy and of the
+        reference (None: the weights the workers have loaded); checkpoint, one of the same run or of the one it branches
+        from, whose optimiser goes on.
         """
         load_method(document["method"])  # the command line named it
         config = from_document(Config(), document, "the run's configuration")
@@ -46,6 +53,8 @@ class UndertowWorker(ActorRolloutRefWorker):
         model: Any = engine.module
         if weights is not None:
             load_weights(model, weights)
+        if anchor is not None and self.ref is not None:
+            load_weights(self.ref.engine.module, anchor)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             modules: Any = method.modules(model.config, config.method_config) if method.modules else None
