@@ -158,7 +158,10 @@ def test_the_study_from_games_to_report(place: Path, say: Say, monkeypatch: pyte
     for end in ("png", "pdf", "json"):
         assert (figures / f"fig1_invisible_advantage.{end}").stat().st_size > 1000
     assert "fig1_invisible_advantage.png" in printed and "report.html" in printed
-    assert Path("study/report.html").read_text().count("<img") == 1
+    drawn = sorted(path.stem for path in figures.glob("*.png"))
+    assert {"fig1_invisible_advantage", "fig4_controls", "fig_alignment", "fig_thresholds"} <= set(drawn)
+    assert Path("study/report.html").read_text().count("<img") == len(drawn)
+    assert Path("study/claims.json").is_file()
 
     tables, inputs = study.tabulate(Path("study"))
     curves = tables["curves"]
