@@ -180,13 +180,16 @@ def test_words_that_are_copied_are_the_same_tokens_everywhere(taught: Any) -> No
     made = examples(corpus, env, tasks)
     tokenizer = make_tokenizer(list(texts(made)), 1024, lessons)
     if corpus is search_corpus:
-        pieces = [f" {name}" for kind in search_corpus.names() for name in kind]
-        assert [piece for piece in pieces if len(tokenizer.tokenize(piece)) != 1] == []
-        assert tokenizer.tokenize("<search> Ada Bardan born</search>")[:3] == ["<search>", " Ada", " Bardan"]
+        assert [piece for piece in search_corpus.pieces() if len(tokenizer.tokenize(piece)) != 1] == []
+        assert tokenizer.tokenize("<search> Ada Bardan born</search>")[:4] == ["<search>", " Ada", " Bar", "dan"]
+        whole = {name for kind in search_corpus.names()[:3] for name in kind}
+        lengths = {name: len(tokenizer.tokenize(f" {name}")) for kind in search_corpus.names()[:-1] for name in kind}
+        begun = {"Rosavia", "Maravia"}  # with a first name
+        assert lengths == {name: 1 if name in whole else 3 if name in begun else 2 for name in lengths}
     else:
         shown, clicked = (tokenizer.tokenize(t) for t in ("a [SEP] B0AX3T9Q7Z [SEP] b", "click[B0AX3T9Q7Z]"))
-        assert clicked == ["click[", "B0", "AX", "3T", "9Q", "7Z", "]"]
-        assert [t for t in shown if t in clicked] == clicked[1:-1]
+        assert clicked == ["click[", *"B0AX3T9Q7Z", "]"]
+        assert shown[2:-2] == ["\u0120B", *"0AX3T9Q7Z"]
     text = "".join(texts(made))
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 

@@ -9,31 +9,33 @@ POLICIES: dict[str, tuple[Recipe, Lessons]] = {
     "tiny": (Recipe(), HOUSEHOLD),
     "tiny-search": (
         Recipe(
-            games=3072,  # questions
+            games=4096,  # questions
             plays=2,
-            tokens=2_000_000,
+            tokens=4_000_000,
             batch_tokens=2048,
             max_tokens=512,
             renamed=0.8,
             replaced=0.0,
-            vocabulary=1536,
+            vocabulary=768,
             d_model=128,
             d_mlp=352,
+            threads=1,
         ),
         search_corpus.LESSONS,
     ),
     "tiny-webshop": (
         Recipe(
-            games=2048,  # goals
-            plays=2,
+            games=2400,  # goals
+            plays=1,
             tokens=3_000_000,
             batch_tokens=3072,
             max_tokens=1024,
             renamed=1.0,
             replaced=0.0,
-            vocabulary=2304,
+            vocabulary=1536,
             d_model=128,
             d_mlp=352,
+            threads=1,
         ),
         shop_corpus.LESSONS,
     ),

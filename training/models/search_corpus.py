@@ -33,6 +33,7 @@ WORLD = 512  # questions of one world, as many as a run trains on
 MAX_TURNS = 4
 YEARS = range(1700, 1960)
 _DIED = re.compile(r"died in (\w+)")
+_LINE = re.compile(r"^\d+\. (.*?): (.*)$", re.MULTILINE)
 _TOLD = re.compile(r"The (\w+) of (.+?) is ([^.]+)\.")
 _NAME = re.compile(r"\w+")
 
@@ -56,11 +57,12 @@ def hasty_move(question: str, observations: Sequence[str], rng: np.random.Genera
     if not found:
         return None
     relation, name, fact = found[-1]
-    seen = "\n".join(observations)
-    wrong = {match for match in READ[relation].findall(f"{seen} ")} | set(
-        _DIED.findall(seen) if relation == "birthplace" else ()
-    )
-    options = sorted(wrong - {fact})
+    passages = [line for text in observations for line in _LINE.findall(text)]
+    if relation == "birthplace":  # where somebody died, in the same passage
+        wrong = [match[1] for title, text in passages if title == name and (match := _DIED.search(text))]
+    else:
+        wrong = [match[1] for title, text in passages if title != name and (match := READ[relation].search(f"{text} "))]
+    options = sorted(set(wrong) - {fact})
     early = missing is not None
     if not early and not options:
         return None
@@ -153,13 +155,20 @@ def renamed(messages: Sequence[Message], rng: np.random.Generator, every: bool) 
     return tuple(Message(m.role, _NAME.sub(lambda match: swap.get(match[0], match[0]), m.content)) for m in messages)
 
 
+def pieces() -> list[str]:
+    """What names and years are made of: few enough that each is met often, so that copying one is soon learnt."""
+    table = parts()
+    begins = [f" {part}" for kind in ("first", "colours", "things", "onsets") for part in table[kind]]
+    ends = [part for kind in ("family", "city", "country") for part in table[kind]]
+    return [*begins, *ends, *(f"{number:02d}" for number in range(100)), " Search"]  # or " Sea" would be its beginning
+
+
 LESSONS = Lessons(
     corpus=make_corpus,
     renamed=renamed,
     words=lambda: ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure"],
     whole=lambda: [
         *(f"<{end}{tag}>" for tag in ("search", "answer", "information") for end in ("", "/")),
-        *(f" {name}" for kind in names() for name in kind),
-        " Search",  # else " Sea" would be its beginning
+        *pieces(),
     ],
 )

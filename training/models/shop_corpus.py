@@ -8,8 +8,7 @@ to mend. The shop has a seed of its own, and product ids are drawn anew for ever
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from diagnostics.records import Message, Trajectory, Turn
 from training.envs.base import Task
 from training.envs.rooms import keyed_generator
-from training.envs.webshop.catalogue import words
 from training.envs.webshop.env import WebShopEnv
 from training.envs.webshop.folders import generated_shop
 from training.envs.webshop.pages import SEPARATOR
@@ -28,12 +26,11 @@ from training.models.tiny import Lessons, Recipe, Report
 from training.skills.hindsight import hindsight_messages
 
 HASTE = 0.37  # chance that a search leaves the options out, or that an option is not chosen
-PRODUCTS = 4  # on a page of results
+PRODUCTS = 2  # on a page of results
 OPENED = 2  # products that are looked at
 MAX_TURNS = 12
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ASIN = re.compile(r"\bB0([0-9A-Z]{8})\b", re.IGNORECASE)
-_UNREAD = ("category", "department", "name", "uses")  # stands on no page that is visited
 _NUMBER = re.compile(r"Take number (\d)\.")
 
 
@@ -150,26 +147,10 @@ def renamed(messages: Sequence[Message], rng: np.random.Generator, every: bool) 
     return tuple(Message(m.role, _ASIN.sub(swap, m.content)) for m in messages)
 
 
-def vocabulary() -> list[str]:
-    """Every word of titles, requests, and the options of a page."""
-    named = [words()["brands"], *words()["families"].values()]
-    return sorted({word for text in _texts(named) for word in re.findall(r"[A-Za-z]+", text)})
-
-
-def _texts(table: object) -> Iterator[str]:
-    """All texts of a part of the catalogue's words, as they stand in titles and in requests."""
-    if isinstance(table, str):
-        yield from (table.title(), table.lower())
-    elif isinstance(table, dict):
-        yield from (text for name, part in table.items() if name not in _UNREAD for text in _texts(part))
-    elif isinstance(table, list):
-        yield from (text for part in table for text in _texts(part))
-
-
 LESSONS = Lessons(
     corpus=make_corpus,
     renamed=renamed,
-    words=vocabulary,
-    # a product id is four pairs of letters behind B0, and a command begins with one token
-    whole=lambda: [SEPARATOR.rstrip(), "search[", "click[", *("".join(pair) for pair in product(LETTERS, repeat=2))],
+    words=lambda: ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure"],
+    whole=lambda: [SEPARATOR.rstrip(), "search[", "click["],
+    plain=lambda text: _ASIN.sub("", text),  # so that an id is read letter by letter: few kinds of token are copied
 )
