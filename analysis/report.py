@@ -20,7 +20,7 @@ TINY = (
     "The tiny policy was taught to read skills, so its change rates cannot test the papers' claim about pretrained "
     "models. Its skills are written from a record that keeps only what the task names."
 )
-SMOLLM = "smollm2-135m is the pretrained reader: it re-reads episodes that it did not play, under skills that it did not write."
+SMOLLM = "smollm2-135m is a pretrained reader: it reads episodes it did not play, under skills it did not write."
 ONE_SEED = "One training seed: the intervals cover evaluation (tasks and evaluation seeds), not training."
 PAPER = "Marks of the papers were measured on other models and environments, with thresholds that are not published."
 _NUMBERS = (
