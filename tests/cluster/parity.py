@@ -1,6 +1,6 @@
 """One worker of verl in a process of its own, without Ray.
 
-    python -m tests.cluster.parity RANK WORLD PORT FOLDER METHOD...
+    python -m tests.cluster.parity RANK WORLD PORT FOLDER CASE...
 
 Every process runs the same loop on the episodes stored in FOLDER; the workers' collectives keep them in step. What a
 worker group does (hand each worker its share, gather the answers) is done by Group.
@@ -16,18 +16,23 @@ from training.config import RECIPES, Config
 from training.settings import with_method
 
 
-def config_of(method: str, data: str) -> Config:
-    """Two updates of two rows: old log-probs, a policy that has left its anchor, and a teacher that stays."""
+def config_of(case: str, data: str) -> Config:
+    """A step of two updates of two rows: old log-probs, a policy that has left its anchor, a teacher that stays.
+
+    "branch" starts from the checkpoint of sdar's run, "resumed" is pr_opd in two steps.
+    """
+    method = {"branch": "grpo", "resumed": "pr_opd"}.get(case, case)
     tiny = RECIPES["tiny-grpo"]
     config = replace(
         tiny,
-        steps=1,
+        steps=2 if case == "resumed" else 1,
         tasks_per_step=2,
         group_size=2,
         save_every=1,
         env=replace(tiny.env, data=data, max_turns=5, workers=1),
         optim=replace(tiny.optim, mini_batch_rows=2, micro_batch_tokens=2048),
         eval=replace(tiny.eval, every=0),
+        init_from=str(Path(data).parent / "local/sdar/checkpoints/step_1") if case == "branch" else None,
     )
     config = with_method(config, method)
     if method == "pr_opd":
@@ -55,7 +60,7 @@ class Group:
         return lambda *arguments: [getattr(self.worker, name)(*arguments)]
 
 
-def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> None:
+def main(rank: int, world: int, port: int, folder: Path, cases: list[str]) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
 
@@ -64,13 +69,13 @@ def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> 
     from training.cluster.layout import ClusterConfig
     from training.cluster.main import compose
     from training.cluster.weights import load_weights, origin
-    from training.models.load import TINY, load_policy
+    from training.models.load import load_policy
     from training.skills.source import SkillSource
     from training.train import Sources, run_steps
 
     torch.set_num_threads(1)
     data = str(folder / "games")
-    first = config_of(methods[0], data)
+    first = config_of(cases[0], data)
     settings = dry_run(first, folder, ClusterConfig(gpus=world), origin(first)).settings
     verl = compose(settings)
     from training.cluster.learner import ClusterLearner
@@ -82,15 +87,18 @@ def main(rank: int, world: int, port: int, folder: Path, methods: list[str]) -> 
     skills = load_skills(folder / "skills")
     _, tokenizer = load_policy("tiny")
 
-    for method in methods:
-        load_weights(worker.actor.engine.module, TINY)  # what the method before has learnt
-        config = config_of(method, data)
-        run = folder / f"world{world}" / method
-        if rank:  # the first process writes
-            run = folder / "nowhere" / method
-        learner = ClusterLearner(Group(worker, rank, world), config, run)
-        sources = Sources(lambda *_: skills, None, SkillSource(config.skills, "household", config.seed))
-        run_steps(learner, run, tokenizer, lambda step: played, sources)
+    for case in cases:
+        config = config_of(case, data)
+        run = folder / f"world{world}" / case
+        for steps in range(1, config.steps + 1):  # each step by a learner that begins anew
+            load_weights(worker.actor.engine.module, origin(config))  # as in new workers
+            load_weights(worker.ref.engine.module, origin(config))
+            part = replace(config, steps=steps)
+            learner = ClusterLearner(Group(worker, rank, world), part, run)
+            sources = Sources(lambda *_: skills, None, SkillSource(config.skills, "household", config.seed))
+            log = run if rank == 0 else folder / "nowhere" / case  # one process writes
+            run_steps(learner, log, tokenizer, lambda step: played, sources)
+            torch.distributed.barrier()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from training.train import train
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed here; `make test-cluster` runs this"
 )
-METHODS = ("grpo", "sdar", "pcsd", "pr_opd")
+CASES = ("grpo", "sdar", "pcsd", "pr_opd", "branch", "resumed")
 COMPARED = ("loss/", "policy/", "kl/", "weight/", "gap/", "reward/", "distill/", "optim/", "states/cosine")
 
 
@@ -41,12 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         played = [t if i % 2 else _won(t) for i, t in enumerate(played)]
         save_trajectories(folder / "episodes", played, config=config, seeds=[0])
         save_skills(folder / "skills", session.write_skills(played, 0), config=config)
-    for method in METHODS:
-        config = config_of(method, str(folder / "games"))
+    for case in CASES:
+        config = config_of(case, str(folder / "games"))
         model, tokenizer = load_policy("tiny")
         train(
             config,
-            folder / "local" / method,
+            folder / "local" / case,
             model=model,
             tokenizer=tokenizer,
             rollout_fn=lambda step: load_trajectories(folder / "episodes"),
@@ -64,29 +64,41 @@ def world(request: pytest.FixtureRequest, folder: Path) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.cluster.parity"]
+    said = [folder / f"worker{rank}of{count}.txt" for rank in range(count)]  # a pipe that nobody empties would stop it
     workers = [
-        subprocess.Popen([*command, str(rank), str(count), str(port), str(folder), *METHODS], text=True, stderr=-1)
-        for rank in range(count)
+        subprocess.Popen(
+            [*command, str(rank), str(count), str(port), str(folder), *CASES],
+            stdout=path.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank, path in enumerate(said)
     ]
-    said = [worker.communicate(timeout=600)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * count, said[0][-2000:]
+    try:
+        codes = [worker.wait(timeout=600) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert codes == [0] * count, said[0].read_text()[-2000:]
     return count
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, method: str) -> None:
-    ours, theirs = folder / "local" / method, folder / f"world{world}" / method
-    (here,), (there,) = read_metrics(ours), read_metrics(theirs)
-    assert set(here) == set(there)
-    names = [name for name in here if name.startswith(COMPARED)]
-    if world > 1:  # quartiles are those of a micro-batch, and two workers have smaller ones
-        names = [name for name in names if not name.startswith("loss/pcsd/variance_q")]
-    assert any(name.startswith("loss/") for name in names)
-    for name in names:
-        assert there[name] == pytest.approx(here[name], rel=1e-4, abs=1e-6), name
-    for file in ("optimizer", "model", *(["modules"] if method == "pr_opd" else [])):
-        a = load_file(ours / "checkpoints/step_1" / f"{file}.safetensors")
-        b = load_file(theirs / "checkpoints/step_1" / f"{file}.safetensors")
+@pytest.mark.parametrize("case", CASES)
+def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, case: str) -> None:
+    ours, theirs = folder / "local" / case, folder / f"world{world}" / case
+    rows = list(zip(read_metrics(ours), read_metrics(theirs), strict=True))
+    steps = config_of(case, str(folder / "games")).steps
+    assert [row["step"] for row, _ in rows] == list(range(1, steps + 1))
+    for here, there in rows:
+        assert set(here) == set(there)
+        names = [name for name in here if name.startswith(COMPARED)]
+        if world > 1:  # quartiles are those of a micro-batch, and two workers have smaller ones
+            names = [name for name in names if not name.startswith("loss/pcsd/variance_q")]
+        assert any(name.startswith("loss/") for name in names)
+        for name in names:
+            assert there[name] == pytest.approx(here[name], rel=1e-4, abs=1e-6), name
+    for file in ("optimizer", "model", *(["modules"] if case in ("pr_opd", "resumed") else [])):
+        a = load_file(ours / f"checkpoints/step_{steps}" / f"{file}.safetensors")
+        b = load_file(theirs / f"checkpoints/step_{steps}" / f"{file}.safetensors")
         assert a.keys() == b.keys()
         for name in a:
             if name.endswith("exp_avg_sq"):  # a square: twice the relative error
