@@ -6,52 +6,49 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from training import options
-from training.options import (
-    TINY,
-    TRIALS,
-    Build,
-    Data,
-    Diagnose,
-    Doctor,
-    Eval,
-    Figures,
-    Methods,
-    Report,
-    Reproduce,
-    Train,
-)
+from training.cluster.layout import ClusterConfig
+from training.config import Config
 
 
 def train(words: Sequence[str]) -> int:
     from training.arguments import parse_config, plain_config
 
-    parsed = parse_config(Train(), words, "undertow train")
+    parsed = parse_config(options.Train(), words, "undertow train")
     config = plain_config(parsed)
-    from training.start import start
-
     run = Path(parsed.out or f"runs/{config.recipe}")
-    checkpoint = start(config, run, {"command": "train", "words": list(words)})
+    args = {"command": "train", "words": list(words)}
+    if parsed.dry_run:
+        return _dry_run(config, run, parsed.cluster)
+    if parsed.engine == "cluster":
+        from training.cluster import train_on_cluster
+
+        checkpoint = train_on_cluster(config, run, args, parsed.cluster)
+    else:
+        from training.start import start
+
+        checkpoint = start(config, run, args)
     print(f"checkpoint: {checkpoint}")
     return 0
 
 
 def evaluate(words: Sequence[str]) -> int:
-    from training.arguments import numbers, parse
+    from training.arguments import numbers, parse, sampler_words
 
-    given = parse(Eval(), words, "undertow eval")
+    words = sampler_words(words)
+    given = parse(options.Eval(), words, "undertow eval")
     seeds = numbers(given.seeds, "--seeds")
     if given.trials is not None and given.trials < 1:
         raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
     from training.subject import find_subject
 
-    subject = find_subject(str(given.target), TINY, given.out)
+    subject = find_subject(str(given.target), options.TINY, given.out)
     config = subject.config
-    own = replace(Eval(), env=config.env, sampler=config.sampler, skills=config.skills)
+    own = replace(options.Eval(), env=config.env, sampler=config.sampler, skills=config.skills)
     given = parse(own, words, "undertow eval")
     play = replace(
         config.eval,
@@ -62,7 +59,7 @@ def evaluate(words: Sequence[str]) -> int:
     config = replace(config, env=given.env, sampler=given.sampler, skills=given.skills, eval=play)
     from training.episodes import play_seeds
 
-    trials = (given.trials or TRIALS[given.protocol]) if given.protocol in TRIALS else 1
+    trials = (given.trials or options.TRIALS[given.protocol]) if given.protocol in options.TRIALS else 1
     artifacts = play_seeds(subject, config, seeds, protocol=given.protocol, trials=trials, device=given.device)
     from analysis.plain import print_table
     from analysis.scores import graded_table
@@ -80,13 +77,13 @@ def evaluate(words: Sequence[str]) -> int:
 def diagnose(words: Sequence[str]) -> int:
     from training.arguments import parse
 
-    given = parse(Diagnose(), words, "undertow diagnose")
+    given = parse(options.Diagnose(), words, "undertow diagnose")
     contexts, measures = given.contexts.split(","), given.measures.split(",")
     from training.diagnosis import diagnose_subject
 
     artifact = diagnose_subject(
         str(given.target),
-        TINY,
+        options.TINY,
         contexts=contexts,
         measures=measures,
         trajectories=given.trajectories,
@@ -121,7 +118,7 @@ def diagnose(words: Sequence[str]) -> int:
 def figures(words: Sequence[str]) -> int:
     from training.arguments import parse
 
-    given = parse(Figures(), words, "undertow figures")
+    given = parse(options.Figures(), words, "undertow figures")
     folder = _folder(given.target)
     from figures.publish import publish, redraw
 
@@ -135,7 +132,7 @@ def figures(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     from training.arguments import parse
 
-    folder = _folder(parse(Report(), words, "undertow report").target)
+    folder = _folder(parse(options.Report(), words, "undertow report").target)
     from analysis.report import report_run
 
     print(f"report: {report_run(folder)}")
@@ -145,7 +142,7 @@ def report(words: Sequence[str]) -> int:
 def data(words: Sequence[str]) -> int:
     from training.arguments import data_words, parse
 
-    given = parse(Data(), data_words(words), "undertow data")
+    given = parse(options.Data(), data_words(words), "undertow data")
     sizes = {name: getattr(given, name) for name in ("train", "valid_seen", "valid_unseen")}
     sizes = {name: count for name, count in sizes.items() if count is not None}
     out = Path(given.out) if given.out else None
@@ -159,7 +156,7 @@ def data(words: Sequence[str]) -> int:
 def build(words: Sequence[str]) -> int:
     from training.arguments import parse
 
-    given = parse(Build(), words, "undertow build")
+    given = parse(options.Build(), words, "undertow build")
     if given.target != "tiny":
         raise ValueError(f"there is nothing named {given.target!r} to build; say `undertow build tiny`")
     from diagnostics.progress import parts
@@ -178,7 +175,7 @@ def methods(words: Sequence[str]) -> int:
     from training.arguments import parse
     from training.method import available_methods, describe, load_method
 
-    given = parse(Methods(), words, "undertow methods")
+    given = parse(options.Methods(), words, "undertow methods")
     described = [describe(load_method(name)) for name in available_methods()]
     if given.json:
         print(json.dumps(described, indent=1))
@@ -194,7 +191,7 @@ def methods(words: Sequence[str]) -> int:
 def doctor(words: Sequence[str]) -> int:
     from training.arguments import parse
 
-    given = parse(Doctor(), words, "undertow doctor")
+    given = parse(options.Doctor(), words, "undertow doctor")
     if given.losses:
         return _verify(given)
     from training.doctor import examine
@@ -209,7 +206,7 @@ def doctor(words: Sequence[str]) -> int:
 def reproduce(words: Sequence[str]) -> int:
     from training.arguments import numbers, parse
 
-    given = parse(Reproduce(), words, "undertow reproduce")
+    given = parse(options.Reproduce(), words, "undertow reproduce")
     from analysis.reproduce import ALL, chosen_studies, reproduce_study
     from figures.publish import publish
 
@@ -237,7 +234,7 @@ def ablate(words: Sequence[str]) -> int:
     study, sizes = find_study(str(given.target)), PRESETS[given.recipe]
     seeds = None if given.seeds is None else numbers(given.seeds, "--seeds")
     folder = Path(given.out or f"runs/{study.name}-{given.recipe}")
-    check = partial(check_training, Train(), given.method)
+    check = partial(check_training, options.Train(), given.method)
     code = ablate_study(folder, study, sizes, seeds, starred=given.starred, jobs=given.jobs, check=check)
     if code != 130:
         from figures.publish import publish
@@ -304,22 +301,32 @@ def main() -> int:
         return 2
 
 
-def _verify(given: Doctor) -> int:
-    """The doctor's look at the methods; 1 when one of them is off."""
-    import pandas as pd
+def _dry_run(config: Config, run: Path, cluster: ClusterConfig) -> int:
+    """What a run on a cluster would be: verl's command and settings, memory and time; 1 when it does not fit."""
+    from analysis.plain import print_rows
+    from training.cluster.dry_run import dry_run
+    from training.cluster.weights import origin
 
-    from analysis.plain import print_table
+    said = dry_run(config, run, cluster, origin(config))
+    print(said.command, json.dumps(said.settings, indent=1), sep="\n\n")
+    for title, rows in said.tables.items():
+        print_rows(rows, title)
+    print(said.verdict)
+    return int(said.plan is not None and not said.plan.fits)
+
+
+def _verify(given: options.Doctor) -> int:
+    """The doctor's look at the methods; 1 when one of them is off."""
+    from analysis.plain import print_rows
     from training.verify import TOLERANCE, verify
 
     assert given.losses is not None
     found, tolerance = verify(given.losses, given.device, given.dtype), TOLERANCE[given.dtype]
-    rows = [
-        {"": "ok" if off.within(tolerance) else "BAD", "answer": off.name, "value": off.value, "gradient": off.gradient}
-        for off in found
-    ]
+    well = [off.within(tolerance) for off in found]
+    rows = [{"": "ok" if ok else "BAD", **asdict(off)} for ok, off in zip(well, found, strict=True)]
     title = f"largest deviation from {given.losses}, relative to the largest entry; {given.dtype} on {given.device}"
-    print_table(pd.DataFrame(rows), f"{title}, tolerance {tolerance:.0e}")
-    return int(not all(off.within(tolerance) for off in found))
+    print_rows(rows, f"{title}, tolerance {tolerance:.0e}")
+    return int(not all(well))
 
 
 def _folder(target: str) -> Path:

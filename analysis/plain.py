@@ -15,6 +15,11 @@ _BOUNDS = "lowest_seed highest_seed wilson_low wilson_high success_low success_h
 SHARES = {*_RATES.split(), *_POWER.split(), *_BOUNDS.split()}
 
 
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """print_table of rows by column."""
+    print_table(pd.DataFrame(rows), title)
+
+
 def print_table(frame: pd.DataFrame, title: str) -> None:
     """The title and aligned columns; rates in percent, NaN as a dash."""
     rows = [[_cell(value, str(name)) for name, value in row.items()] for row in frame.to_dict("records")]

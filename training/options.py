@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from training.cluster.layout import ClusterConfig
 from training.config import RECIPES, Config, EnvConfig, SamplerConfig, SkillsConfig
 
 TINY = RECIPES["tiny-grpo"]
@@ -22,6 +23,9 @@ class Train(Config):
     recipe: str = "tiny-grpo"  # preset to start from
     config: str | None = None  # JSON file with fields to set, in the form of a run's config.json
     out: str | None = None  # run folder; None: runs/<recipe>
+    engine: Literal["local", "cluster"] = "local"  # one process here, or verl on Ray: docs/cluster.md
+    dry_run: bool = False  # of the cluster: print verl's command, memory and time, and start nothing
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
 @dataclass(frozen=True)
