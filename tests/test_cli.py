@@ -207,9 +207,7 @@ def test_a_folder_that_is_no_run(say: Say, tmp_path: Path) -> None:
 
 def test_both_forms_of_bringing_in_games(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(
-        "training.envs.bring.household_games", lambda *given: made.append(given) or tmp_path / "games"
-    )
+    monkeypatch.setattr("training.envs.bring.household_games", lambda *given: made.append(given) or tmp_path / "games")
     for words in (
         ("household", "--generate"),
         ("--generate", "household"),
