@@ -157,17 +157,20 @@ def build(words: Sequence[str]) -> int:
     from training.arguments import parse
 
     given = parse(options.Build(), words, "undertow build")
-    if given.target != "tiny":
-        raise ValueError(f"there is nothing named {given.target!r} to build; say `undertow build tiny`")
     from diagnostics.progress import parts
     from training.cache import cache_dir
-    from training.models import tiny
+    from training.models.policies import POLICIES
+    from training.models.tiny import build as build_policy
 
-    chosen = {name: value for name in ("games", "tokens") if (value := getattr(given, name)) is not None}
-    recipe = replace(tiny.Recipe(), seed=given.seed, threads=given.threads, **chosen)
+    if given.target not in POLICIES:
+        known = ", ".join(f"`undertow build {name}`" for name in POLICIES)
+        raise ValueError(f"there is nothing named {given.target!r} to build; say {known}")
+    recipe, lessons = POLICIES[given.target]
+    chosen = {name: value for name in ("games", "tokens", "threads") if (value := getattr(given, name)) is not None}
+    out = Path(given.out or f"runs/{given.target}-policy")
     with parts() as report:
-        tiny.build(Path(given.out), recipe, cache_dir(), report)
-    print(f"policy: {given.out}")
+        build_policy(out, replace(recipe, seed=given.seed, **chosen), cache_dir(), report, lessons)
+    print(f"policy: {out}")
     return 0
 
 

@@ -98,14 +98,14 @@ class Data:
 
 @dataclass(frozen=True)
 class Build:
-    """Build the tiny policy from expert play: the same bytes on the same machine and thread count."""
+    """Build a tiny policy from expert play: the same bytes on the same machine and thread count."""
 
-    target: Positional[Annotated[str, arg(metavar="tiny", help="what is built")]] = ""
-    out: str = "runs/tiny-policy"
-    games: int | None = None  # household games of the imitation; None: those of the shipped policy
-    tokens: int | None = None  # trained on; None: those of the shipped policy
+    target: Positional[Annotated[str, arg(metavar="POLICY", help="tiny, tiny-search or tiny-webshop")]] = ""
+    out: str | None = None  # folder; None: runs/<policy>-policy
+    games: int | None = None  # games, questions or goals of the imitation; None: those of the policy's recipe
+    tokens: int | None = None  # trained on; None: those of the recipe
     seed: int = 0
-    threads: int = 2
+    threads: int | None = None  # None: those of the recipe
 
 
 @dataclass(frozen=True)
