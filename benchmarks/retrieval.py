@@ -1,8 +1,9 @@
 """How often a search finds what a question needs: share of questions with a gold passage among the best, by data set.
 
-    python benchmarks/retrieval.py DIR [--server URL] [--top 3] [--limit N]
+    python benchmarks/retrieval.py [DIR] [--server URL] [--top 3] [--limit N]
 
-DIR holds questions and passages in any form that `undertow data searchqa --from` reads. The query is the question
+DIR holds questions and passages in any form that `undertow data searchqa --from` reads (without it: the invented world,
+whose questions are made to be found). The query is the question
 itself, the retriever BM25 over DIR's passages or a server; asked are all questions with gold passages. `any` counts
 one gold passage among the best, `all` every one of them (a question of several hops has several), with Wilson's 95 %
 interval of `any`. --limit takes the first N of each data set by the hash of their ids.
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from training.envs.passages import Passage
 from training.envs.questions import PASSAGES, import_questions, load_questions, read_question
 from training.envs.retrievers import Retriever, open_retriever
+from training.envs.search_folders import fact_world_folder
 
 
 def gold_found(folder: Path, retriever: Retriever, top: int, limit: int = 0) -> dict[str, list[tuple[bool, bool]]]:
@@ -52,14 +54,15 @@ def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="questions and passages; none: the invented world")
     parser.add_argument("--server", help="address of a retrieval server that returns our passage ids")
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        import_questions(given.folder, folder)
+        folder = fact_world_folder() if given.folder is None else Path(scratch)
+        if given.folder is not None:
+            import_questions(given.folder, folder)
         retriever = open_retriever(given.server or str(folder / PASSAGES), 10.0)
         begun = time.process_time()
         found = gold_found(folder, retriever, given.top, given.limit)
