@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.stats import wilson
 from training.envs.passages import Passage
 from training.envs.questions import PASSAGES, import_questions, load_questions, read_question
 from training.envs.retrievers import Retriever, open_retriever
@@ -46,12 +47,6 @@ def _ids(passages: list[Passage], gold: set[str]) -> tuple[bool, bool]:
     return bool(gold & ids), gold <= ids
 
 
-def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share."""
-    middle, half = wins + z * z / 2, z * (wins * (n - wins) / n + z * z / 4) ** 0.5
-    return (middle - half) / (n + z * z), (middle + half) / (n + z * z)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="questions and passages; none: the invented world")
@@ -72,8 +67,9 @@ def main() -> None:
     print(f"{'data set':16} {'questions':>9} {'any':>6}  {'95 %':13} {'all':>6}")
     for dataset, hits in found.items():
         one, every = (sum(column) for column in zip(*hits, strict=True))
-        low, high = wilson(one, len(hits))
-        print(f"{dataset:16} {len(hits):9} {one / len(hits):6.3f}  {low:.3f}-{high:.3f}   {every / len(hits):6.3f}")
+        share = wilson(one, len(hits))
+        bounds = f"{share.low:.3f}-{share.high:.3f}"
+        print(f"{dataset:16} {len(hits):9} {share.estimate:6.3f}  {bounds}   {every / len(hits):6.3f}")
 
 
 if __name__ == "__main__":
