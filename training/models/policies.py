@@ -9,9 +9,9 @@ POLICIES: dict[str, tuple[Recipe, Lessons]] = {
     "tiny": (Recipe(), HOUSEHOLD),
     "tiny-search": (
         Recipe(
-            games=4096,  # questions
+            games=3072,  # questions
             plays=2,
-            tokens=4_000_000,
+            tokens=3_000_000,
             batch_tokens=2048,
             max_tokens=512,
             renamed=0.8,

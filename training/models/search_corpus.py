@@ -33,7 +33,6 @@ WORLD = 512  # questions of one world, as many as a run trains on
 MAX_TURNS = 4
 YEARS = range(1700, 1960)
 _DIED = re.compile(r"died in (\w+)")
-_LINE = re.compile(r"^\d+\. (.*?): (.*)$", re.MULTILINE)
 _TOLD = re.compile(r"The (\w+) of (.+?) is ([^.]+)\.")
 _NAME = re.compile(r"\w+")
 
@@ -57,12 +56,11 @@ def hasty_move(question: str, observations: Sequence[str], rng: np.random.Genera
     if not found:
         return None
     relation, name, fact = found[-1]
-    passages = [line for text in observations for line in _LINE.findall(text)]
-    if relation == "birthplace":  # where somebody died, in the same passage
-        wrong = [match[1] for title, text in passages if title == name and (match := _DIED.search(text))]
-    else:
-        wrong = [match[1] for title, text in passages if title != name and (match := READ[relation].search(f"{text} "))]
-    options = sorted(set(wrong) - {fact})
+    seen = "\n".join(observations)
+    wrong = {match for match in READ[relation].findall(f"{seen} ")} | set(
+        _DIED.findall(seen) if relation == "birthplace" else ()
+    )
+    options = sorted(wrong - {fact})
     early = missing is not None
     if not early and not options:
         return None
