@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.retrieval import gold_found, wilson
+from benchmarks.retrieval import gold_found
 from training.envs.passages import Passage
 from training.envs.questions import PASSAGES, import_questions, write_lines
 from training.envs.retrievers import open_retriever
@@ -43,8 +43,3 @@ def test_what_is_counted(tmp_path: Path) -> None:
     found = gold_found(tmp_path, Always(), 3)
     assert sorted(found["nq"]) == [(False, False), (True, False), (True, True)]
     assert len(gold_found(tmp_path, Always(), 3, limit=2)["nq"]) == 2
-
-
-def test_interval_by_hand() -> None:
-    """Newcombe 1998, table 1: 81 of 263."""
-    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
