@@ -69,7 +69,7 @@ def test_every_reply_is_a_thought_and_a_command_of_the_environment(taught: Any, 
         attempt = corpus.play(env, task, np.random.default_rng(number), haste=haste)
         for turn in attempt.turns:
             thought, command = render.parse_reply(turn.response)
-            assert thought and command == turn.action and render.admits(turn.admissible, command)
+            assert thought and command and command == turn.action and render.admits(turn.admissible, command)
         assert attempt.success == (attempt.reward == 10.0) and len(attempt.turns) <= env.max_turns
 
 
