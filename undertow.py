@@ -46,7 +46,7 @@ def evaluate(words: Sequence[str]) -> int:
         raise ValueError(f"--trials is {given.trials}, expected 1 or more attempts")
     from training.subject import find_subject
 
-    subject = find_subject(str(given.target), options.TINY, given.out)
+    subject = find_subject(str(given.target), options.played_as(str(given.target)), given.out)
     config = subject.config
     own = replace(options.Eval(), env=config.env, sampler=config.sampler, skills=config.skills)
     given = parse(own, words, "undertow eval")
@@ -83,7 +83,7 @@ def diagnose(words: Sequence[str]) -> int:
 
     artifact = diagnose_subject(
         str(given.target),
-        options.TINY,
+        options.played_as(str(given.target)),
         contexts=contexts,
         measures=measures,
         trajectories=given.trajectories,

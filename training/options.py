@@ -11,6 +11,13 @@ from training.cluster.layout import ClusterConfig
 from training.config import RECIPES, Config, EnvConfig, SamplerConfig, SkillsConfig
 
 TINY = RECIPES["tiny-grpo"]
+
+
+def played_as(target: str) -> Config:
+    """How a model that is no run plays: as its own recipe says, else as the tiny policy of household games."""
+    return RECIPES.get(f"{target}-grpo", TINY)
+
+
 Protocol = Literal["vanilla", "skill_prompt", "own_skill", "reflexion", "expel", "expert"]
 TRIALS = {"reflexion": 3, "expert": 2}  # attempts at a task under the protocols that repeat it
 SUBJECT = "a run, a checkpoint, a model folder, or a model's name"
