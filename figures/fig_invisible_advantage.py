@@ -74,7 +74,7 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
     The tables may hold more than is drawn; the CSV files hold exactly the rows on the page.
     Raises: ValueError when the change rates lack the own-skill context.
     """
-    changes, thresholds, curves = tables["changes"], tables["thresholds"], tables.get("curves")
+    changes, thresholds, curves = tables["changes"], tables["thresholds"], _own(tables.get("curves"))
     changes = changes[changes["channel"].isin(CHANNELS) & changes["context"].isin(("own_skill", "floor"))]
     drawn_curve = thresholds["channel"].isin(CHANNELS) & thresholds["context"].isin(CONTEXT_LINES)
     thresholds = thresholds[drawn_curve & (thresholds["token_class"] == "all")]
@@ -92,6 +92,12 @@ def write(folder: Path, inputs: Mapping[str, str], tables: Mapping[str, pd.DataF
         script=__name__,
         interval=INTERVAL,
     )
+
+
+def _own(curves: pd.DataFrame | None) -> pd.DataFrame | None:
+    """The curves of this study's arms; those of an ablation have other arms, and no intervals."""
+    known = curves is not None and "low" in curves and set(curves["arm"]) <= set(ARMS)
+    return curves if known else None
 
 
 def _has(curves: pd.DataFrame | None) -> bool:

@@ -63,6 +63,12 @@ def test_first_figure_needs_no_training(tmp_path, changes, thresholds):
     assert len(draw(changes, thresholds, pd.DataFrame()).axes) == 4
 
 
+def test_curves_of_an_ablation_are_not_this_study_s(tmp_path, changes, thresholds, curves):
+    for other in (curves.assign(arm="rlsd"), curves.drop(columns=["low", "high"])):
+        saved = write(tmp_path, INPUTS, {"changes": changes, "thresholds": thresholds, "curves": other})
+        assert set(saved.data) == {"changes", "thresholds", "paper"}
+
+
 def test_bars_and_curves_hold_the_numbers(changes, thresholds, curves):
     figure = draw(changes[changes["reader"] == "tiny"], thresholds, curves)
     a, b, c = figure.axes
