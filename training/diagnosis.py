@@ -12,6 +12,7 @@ from typing import Any
 from diagnostics.artifact import Artifact, load_artifact, load_skills, load_trajectories
 from diagnostics.capture import backend as capture_backend
 from diagnostics.contexts import WITHOUT_SKILL
+from diagnostics.measures import measures as known_measures
 from diagnostics.records import Provenance, Trajectory
 from diagnostics.run import diagnose, same_tokenizer, tokenizer_digest
 from training.config import Config
@@ -47,7 +48,8 @@ def diagnose_subject(
     reader's tokenizer. Log-probs are those at the temperature the policy samples with in training.
     Raises: ValueError when there are no episodes, or no skills that a context needs.
     """
-    capture_backend(backend)  # what is not installed is named before anything is loaded
+    capture_backend(backend)  # what is not installed, and what there is not, is named before anything is loaded
+    known_measures(measures)
     subject = find_subject(target, base)
     words = [] if trajectories is None else [trajectories] if Path(trajectories).exists() else trajectories.split(",")
     artifacts = {word: load_artifact(word, "trajectories") for word in words if not is_foreign(word)}
