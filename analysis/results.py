@@ -58,8 +58,10 @@ def claims_of(result: Results, found: Sequence[Results]) -> Path:
 
 def _paper(folder: Path, paper: str, stored: bool) -> list[Results]:
     """Its studies, and the whole: the main comparison beside what was measured of the paper's arm."""
-    kept = [path.parents[2] for path in folder.glob(f"*/tables/{ablation_tables.NAME}/{MANIFEST}") if stored]
-    folders = [path for path in (folder / name for name in PAPERS[paper]) if path in (*kept, *finished(folder, paper))]
+    ready = set(finished(folder, paper))
+    if stored:
+        ready |= {path.parents[2] for path in folder.glob(f"*/tables/{ablation_tables.NAME}/{MANIFEST}")}
+    folders = [folder / name for name in PAPERS[paper] if folder / name in ready]
     parts = [result for path in folders for result in results(path, stored)]
     if not parts:
         raise ValueError(f"no study of {folder} has results yet; the folder logs/ in it says how far it came")
