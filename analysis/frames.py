@@ -77,16 +77,6 @@ def played(episodes: pd.DataFrame) -> pd.DataFrame:
     return episodes[episodes["error"].isna()]
 
 
-def measurement_frame(artifact: Artifact, reader: str) -> pd.DataFrame:
-    """Measurement rows (records.MEASUREMENT_COLUMNS) with the name of the model that read the tokens."""
-    return artifact.table("measurements").to_pandas().assign(reader=reader)
-
-
-def threshold_frame(artifact: Artifact, reader: str) -> pd.DataFrame:
-    """Token counts above each threshold: trajectory, token_class, channel, layer, context, threshold, count, total."""
-    return artifact.table("thresholds").to_pandas().assign(reader=reader)
-
-
 def _json_lines(path: Path) -> list[dict]:
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = []

@@ -11,7 +11,6 @@ import torch
 from scipy import stats as scipy_stats
 
 from analysis.cka_tables import BIASED, cka_table, contrast_table, jackknife
-from analysis.frames import measurement_frame
 from analysis.measured import measured_tables
 from diagnostics.artifact import Artifact, save_artifact
 from diagnostics.cka import Cka, Comparison
@@ -36,7 +35,8 @@ def measured(path, contexts: dict[str, torch.Tensor], student: torch.Tensor, n_b
 
 
 def frames(artifact: Artifact) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return measurement_frame(artifact, "tiny"), artifact.table("cka_blocks").to_pandas().assign(reader="tiny")
+    rows, blocks = (artifact.table(name).to_pandas().assign(reader="tiny") for name in ("measurements", "cka_blocks"))
+    return rows, blocks
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from analysis import stats
-from analysis.frames import measurement_frame
 from analysis.measured import measured_tables
 from analysis.tables import (
     arm_tables,
@@ -99,7 +98,7 @@ def test_skill_gain_apart_by_earlier_outcome():
 
 
 def test_change_rates_of_known_tokens(measured):
-    table = change_table(measurement_frame(measured, "tiny"))
+    table = change_table(measured.table("measurements").to_pandas().assign(reader="tiny"))
     own = table[(table["context"] == "own_skill") & (table["channel"] == "output_change")].set_index("token_class")
     assert own["share"].to_dict() == {"think": pytest.approx(0.5), "action": 0.5, "all": 0.5}
     assert own["n_tokens"].to_dict() == {"think": 4, "action": 2, "all": 6}
@@ -123,7 +122,7 @@ def test_threshold_curve_of_known_tokens(measured):
 
 
 def test_tables_are_an_artifact_that_names_its_inputs(measured, tmp_path):
-    table = change_table(measurement_frame(measured, "tiny"))
+    table = change_table(measured.table("measurements").to_pandas().assign(reader="tiny"))
     saved = save_tables(tmp_path / "tables", {"changes": table}, inputs=[measured])
     back = load_artifact(saved.path, "table")
     pd.testing.assert_frame_equal(back.table("changes").to_pandas(), table, check_dtype=False)
