@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+Sampled = TypeVar("Sampled", bound=Any)
 Key = tuple[int | str, ...]  # (seed, task id, attempt, turn): names one reply and decides its random draws
 
 
@@ -70,6 +71,18 @@ class Sampler(Protocol):
         max_new_tokens: int | None = None,
         temperature: float | None = None,
     ) -> list[Reply]: ...
+
+
+def check_end(tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer without end-of-turn token."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("sampler: the tokenizer has no eos_token; set it to the token that ends a turn")
+
+
+def as_asked(sampler: Sampled, max_new_tokens: int | None, temperature: float | None) -> Sampled:
+    """A sampler (a frozen dataclass) with another length or temperature of its replies; None: its own."""
+    asked = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    return replace(sampler, **{name: value for name, value in asked.items() if value is not None})
 
 
 def draws(key: Key, count: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diagnostics.render import decode_reply
-from training.samplers.base import Key, Reply, Request, draws
+from training.samplers.base import Key, Reply, Request, as_asked, check_end, draws
 from training.samplers.cache import RaggedCache, causal_mask
 
 NEAR_TIE = 1e-5  # probability; fp32 round-off of a cumulative sum stays an order of magnitude below
@@ -36,8 +36,7 @@ class HFSampler:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.tokenizer.eos_token_id is None:
-            raise ValueError("sampler: the tokenizer has no eos_token; set it to the token that ends a turn")
+        check_end(self.tokenizer)
         kinds = set(getattr(self.model.config, "layer_types", None) or ["full_attention"])
         window = getattr(self.model.config, "sliding_window", None)
         if kinds != {"full_attention"} or (window and not hasattr(self.model.config, "layer_types")):
@@ -63,11 +62,7 @@ class HFSampler:
         temperature: float | None = None,
     ) -> list[Reply]:
         """One reply a prompt, in the order of the prompts; prompts of like length share a batch."""
-        sampler = replace(
-            self,
-            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            temperature=self.temperature if temperature is None else temperature,
-        )
+        sampler = as_asked(self, max_new_tokens, temperature)
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         replies: dict[int, Reply] = {}
         for start in range(0, len(order), self.batch_size):

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from diagnostics.render import decode_reply, prompt_ids, task_messages
-from training.samplers.base import Key, Reply, Request
+from training.samplers.base import Key, Reply, Request, as_asked, check_end
 from training.samplers.hf import NEAR_TIE, evaluating
 from training.samplers.server import Completion, VLLMServer
 
@@ -45,8 +45,7 @@ class VLLMSampler:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.tokenizer.eos_token_id is None:
-            raise ValueError("sampler: the tokenizer has no eos_token; set it to the token that ends a turn")
+        check_end(self.tokenizer)
 
     def session(self, rows: int) -> VLLMSession:
         """A session of `rows` rows with an empty context each."""
@@ -60,11 +59,7 @@ class VLLMSampler:
         temperature: float | None = None,
     ) -> list[Reply]:
         """One reply a prompt, in the order of the prompts."""
-        sampler = replace(
-            self,
-            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            temperature=self.temperature if temperature is None else temperature,
-        )
+        sampler = as_asked(self, max_new_tokens, temperature)
         return sampler.replies(keys, prompts)
 
     def replies(self, keys: Sequence[Key], contexts: Sequence[Sequence[int]]) -> list[Reply]:
