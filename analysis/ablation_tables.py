@@ -1,6 +1,8 @@
 """Tables of a matched ablation, from the folders that analysis.ablation lets the commands fill.
 
 success, types      each arm's last weights, all evaluations           differences   paired, against the base arm
+scores, score_differences            the same of the score, where the environment grades its episodes
+main, main_paper    in the columns of the papers' main table, and what papers print there for the arms' methods
 evaluations         final, best, mean of the last three, apart         cost          tokens, FLOPs, seconds
 curves, equal       success along training, at equal steps / compute   signals       losses, weights, gaps, states
 power               what so many episodes cannot show                  paper, notes  published values; what to mind
@@ -24,16 +26,19 @@ import pandas as pd
 from analysis import stats
 from analysis.arms import PLAN
 from analysis.compute import COUNTED, cost_table, curve_frame, equal_table, parameters
+from analysis.differences import difference_table
 from analysis.frames import episode_frame, metrics_frame, played
+from analysis.main_table import ALL, main_table, named_methods, published_table
 from analysis.reference import PAPER_VALUES
+from analysis.scores import MEAN, graded, score_table
 from analysis.tables import save_tables, success_table
 from diagnostics.artifact import MANIFEST, Artifact, load_artifact
 
 NAME = "ablation"
 STARRED = "_skill_prompt"  # how evaluations with a library's skills are named
 UNSEEN = "valid_unseen"  # the panel of a study's second evaluation
+_BESIDE = (("accuracy/", "score/"), ("gain/", "score_gain/"))  # quantity -> that of the score
 SIGNALS = ("loss/", "kl/", "weight/", "gap/", "states/", "distill/", "reward/success")  # of metrics.jsonl
-_SEED = 0  # of every bootstrap
 
 
 def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
@@ -42,28 +47,34 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
     Raises: ValueError when no arm has been evaluated.
     """
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    episodes, inputs = _episodes(folder, plan)
+    episodes, inputs = arm_episodes(folder, plan)
     if episodes.empty:
         raise ValueError(f"no arm of {folder} has been evaluated yet; the folder logs/ in it says how far it came")
     arms = [arm for arm in plan["arms"] if arm["arm"] in set(episodes["arm"])]
-    tables = {"success": success_by_arm(episodes, arms)}
+    pairs = [(arm["base"], arm["arm"]) for arm in arms]
     types = success_table(episodes, by=("arm",))
-    tables["types"] = types[types["type"] != "all"]
-    tables["differences"] = difference_table(episodes, [(arm["base"], arm["arm"]) for arm in arms])
+    scores = score_table(episodes, by=("arm",)) if graded(episodes) else pd.DataFrame()
+    tables = {"success": success_by_arm(episodes, types, arms), "types": types[types["type"] != ALL]}
+    tables |= {"differences": difference_table(episodes, pairs), "scores": scores}
+    if len(scores):
+        tables["score_differences"] = difference_table(episodes, pairs, "score")
     logs = {(arm, seed): metrics_frame(run) for arm, seed, run in _runs(folder, arms, plan["seeds"])}
     sizes = {(arm, seed): _parameters(run) for arm, seed, run in _runs(folder, arms, plan["seeds"])}
     tables["evaluations"] = evaluation_table(logs)
     curves = curve_frame(logs, sizes)
     tables |= {"cost": cost_table(curves, arms), "equal": equal_table(curves, arms)}
     tables |= {"power": power_table(tables["success"], tables["differences"]), "curves": curves}
-    starred, with_skills = _episodes(folder, plan, STARRED)
+    starred, with_skills = arm_episodes(folder, plan, STARRED)
     if not starred.empty:
         tables["starred"] = _starred(episodes, starred)
-    unseen, elsewhere = _episodes(folder, plan, panel=UNSEEN) if plan.get("unseen") else (pd.DataFrame(), [])
+    unseen, elsewhere = arm_episodes(folder, plan, panel=UNSEEN) if plan.get("unseen") else (pd.DataFrame(), [])
     if not unseen.empty:
         tables["unseen_types"] = success_table(unseen, by=("arm",))
-        tables["unseen_differences"] = difference_table(unseen, [(arm["base"], arm["arm"]) for arm in arms])
+        tables["unseen_differences"] = difference_table(unseen, pairs)
     tables |= {"signals": signal_table(logs), "paper": paper_table(plan)}
+    env, names = episodes["env"].iloc[0], named_methods(tables["success"]["arm"], tables["paper"])
+    tables["main"] = main_table(types, scores, env)
+    tables["main_paper"] = published_table(names, env, set(tables["types"]["type"]))
     tables["notes"] = pd.DataFrame({"note": _notes(plan, tables)})
     tables["study"] = pd.DataFrame([{name: plan[name] for name in ("study", "paper", "about")}])
     tables = {name: table for name, table in tables.items() if not table.empty}
@@ -75,19 +86,19 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
 def has_results(folder: Path) -> bool:
     """Whether the last weights of any arm have been evaluated."""
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    return not _episodes(folder, plan)[0].empty
+    return not arm_episodes(folder, plan)[0].empty
 
 
-def success_by_arm(episodes: pd.DataFrame, arms: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def success_by_arm(episodes: pd.DataFrame, types: pd.DataFrame, arms: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Success of each arm over all training and evaluation seeds.
 
+    Args: types, success_table of the episodes by arm.
     Columns: arm, method, steps (of Stage I and its own), success, low, high (as named in `interval`: Wilson, or a
     bootstrap by task where tasks were played more than once), wilson_low, wilson_high (as if all episodes were
     independent), lowest_seed, highest_seed (success of single training seeds), n_training_seeds, n_episodes, n_tasks,
     n_errors, invalid_share, turns, interval.
     """
-    table = success_table(episodes, by=("arm",))
-    table = table[table["type"] == "all"].set_index("arm")
+    table = types[types["type"] == ALL].set_index("arm")
     rows = []
     for arm in arms:
         row, mine = table.loc[arm["arm"]], played(episodes[episodes["arm"] == arm["arm"]])
@@ -107,32 +118,6 @@ def success_by_arm(episodes: pd.DataFrame, arms: Sequence[Mapping[str, Any]]) ->
                 **row[["n_episodes", "n_tasks", "n_errors", "invalid_share", "turns", "interval"]],
             }
         )
-    return pd.DataFrame(rows)
-
-
-def difference_table(episodes: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
-    """Paired difference of arm minus base on the tasks, training seeds and evaluation seeds that both have.
-
-    `low` and `high` resample training seeds and tasks; `p` is the exact sign test over tasks (means over seeds), which
-    is exact McNemar where each task was played once. Columns: base, arm, the fields of stats.PairedDifference,
-    seeds_better (training seeds in which the arm is ahead), n_training_seeds, interval.
-    """
-    done = played(episodes)
-    rows = []
-    for base, arm in pairs:
-        wide = [_grid(done[done["arm"] == name]) for name in (base, arm)]
-        both = wide[0].index.intersection(wide[1].index)
-        if base == arm or both.empty:
-            continue
-        a, b = (grid.loc[both] for grid in wide)
-        before, after = (grid.groupby(level="task").mean() for grid in (a, b))
-        result = stats.paired_difference(before, after, _rng())
-        grid = (b - a).groupby(level=["training_seed", "task"]).mean().unstack("task")
-        interval = stats.crossed_bootstrap(grid.to_numpy(), _rng())
-        row = {**asdict(result), "difference": interval.estimate, "low": interval.low, "high": interval.high}
-        better = int((grid.mean(axis=1) > 0).sum())
-        row |= {"seeds_better": better, "n_training_seeds": len(grid), "interval": interval.method}
-        rows.append({"base": base, "arm": arm, **row})
     return pd.DataFrame(rows)
 
 
@@ -211,10 +196,12 @@ def signal_ends(signals: pd.DataFrame) -> pd.DataFrame:
 
 
 def paper_table(plan: Mapping[str, Any]) -> pd.DataFrame:
-    """Published values that the study's arms name: arm and the fields of reference.PaperValue."""
+    """Published values that the study's arms name, with the score or its gain that stands beside a success: arm and
+    the fields of reference.PaperValue."""
     rows = []
     for arm in plan["arms"]:
-        found = [asdict(value) for value in PAPER_VALUES if arm["paper"] and value.quantity == arm["paper"]]
+        names = {arm["paper"], *(arm["paper"].replace(*pair) for pair in _BESIDE if arm["paper"].startswith(pair[0]))}
+        found = [asdict(value) for value in PAPER_VALUES if value.quantity in names]
         rows += [{"arm": arm["arm"], **value} for value in found if value["source"].startswith(plan["paper"])]
     return pd.DataFrame(rows)
 
@@ -226,6 +213,13 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     if "differences" in tables:
         columns = ["base", "arm", "difference", "low", "high", "p", "seeds_better", "n_training_seeds"]
         chosen["paired differences"] = tables["differences"][columns]
+    if "scores" in tables:
+        rows = tables["scores"]
+        columns = ["arm", "type", "score", "score_low", "score_high", "n_episodes", "n_tasks"]
+        chosen["score of the last weights"] = rows.loc[rows["type"].isin((ALL, MEAN)), columns]
+    if "score_differences" in tables:
+        columns = ["base", "arm", "a", "b", "difference", "low", "high", "p", "seeds_better", "n_training_seeds"]
+        chosen["paired differences of the score"] = tables["score_differences"][columns]
     if "evaluations" in tables:
         means = tables["evaluations"]
         chosen["evaluations along training"] = means[means["training_seed"] == "mean"].drop(columns="training_seed")
@@ -265,13 +259,7 @@ def _notes(plan: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[
     return [*notes, COUNTED]
 
 
-def _grid(episodes: pd.DataFrame) -> pd.Series:
-    """Success by training seed, evaluation seed and task."""
-    keys = ["training_seed", "seed", "task"]
-    return episodes.astype({"success": float}).groupby(keys)["success"].mean()
-
-
-def _episodes(
+def arm_episodes(
     folder: Path, plan: Mapping[str, Any], suffix: str = "", panel: str | None = None
 ) -> tuple[pd.DataFrame, list[Artifact]]:
     """The episodes of the arms' last weights, with the columns arm and training_seed; and where they came from.
@@ -302,7 +290,3 @@ def _runs(folder: Path, arms: Sequence[Mapping[str, Any]], seeds: Sequence[int])
 def _parameters(run: Path) -> float:
     checkpoints = sorted((run / "checkpoints").glob(f"*/{MANIFEST}"))
     return parameters(checkpoints[0].parent) if checkpoints else np.nan
-
-
-def _rng() -> np.random.Generator:
-    return np.random.default_rng(_SEED)

@@ -54,12 +54,16 @@ def _changes(tables: Tables) -> list[str]:
 
 
 def _differences(tables: Tables) -> Iterator[str]:
-    for name, base in (("differences", "base"), ("gains", "baseline")):
+    for name, base, what in (
+        ("differences", "base", "success"),
+        ("gains", "baseline", "success"),
+        ("score_differences", "base", "score"),
+    ):
         if not _has(tables, name, base, "arm", "difference", "low", "high", "n_tasks"):
             continue
         for row in tables[name].dropna(subset="difference").to_dict("records"):
             step = f", step {row['step']:.0f}" if "step" in row else ""
-            points = f"{_points(row['difference'], signed=True)} points of success {_interval(row)}"
+            points = f"{_points(row['difference'], signed=True)} points of {what} {_interval(row)}"
             yield f"{row['arm']} against {row[base]}{step}: {points}; {row['n_tasks']} tasks."
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 # Columns in [0, 1] (differences in [-1, 1]), shown in percent.
 _RATES = "success low high share a b difference invalid_share final best mean_last_3 without rate detectable"
 _POWER = "discordance power_unpaired power_paired detectable_unpaired detectable_paired"
-_BOUNDS = "lowest_seed highest_seed wilson_low wilson_high success_low success_high"
+_BOUNDS = "lowest_seed highest_seed wilson_low wilson_high success_low success_high score score_low score_high"
 SHARES = {*_RATES.split(), *_POWER.split(), *_BOUNDS.split()}
 
 

@@ -31,7 +31,7 @@ def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     Source: ours; the papers print means alone.
     Raises: ValueError when no episode has a score: its environment tells success alone.
     """
-    if episodes["score"].isna().all():
+    if not graded(episodes):
         raise ValueError("no episode has a score: their environment tells success alone, see success_table")
     rows = []
     for key, group in groups(episodes, by):
@@ -41,10 +41,15 @@ def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def graded(episodes: pd.DataFrame) -> bool:
+    """Whether their environment tells a score beside success."""
+    return bool(episodes["score"].notna().any())
+
+
 def graded_table(artifacts: Sequence[Artifact]) -> pd.DataFrame:
     """score_table of an evaluation's trajectories artifacts; empty where their environment tells success alone."""
     episodes = pd.concat([episode_frame(artifact) for artifact in artifacts])
-    return pd.DataFrame() if episodes["score"].isna().all() else score_table(episodes)
+    return score_table(episodes) if graded(episodes) else pd.DataFrame()
 
 
 def _by_task(episodes: pd.DataFrame, column: str) -> np.ndarray:

@@ -18,7 +18,6 @@ from safetensors.numpy import save_file
 from analysis import ablation, stats
 from analysis.ablation import PRESETS, ablate_study, plan, stages, words
 from analysis.ablation_tables import (
-    difference_table,
     evaluation_table,
     has_results,
     power_note,
@@ -28,6 +27,7 @@ from analysis.ablation_tables import (
 )
 from analysis.arms import Arm, Study, find_study, read_study, ready_studies
 from analysis.compute import cost_frame, parameters
+from analysis.differences import difference_table
 from analysis.report import report_run
 from analysis.study import Stage
 from diagnostics.artifact import save_artifact, save_trajectories
@@ -371,6 +371,41 @@ def test_unseen_tables_are_read_from_the_unseen_split(folder, episode):
     assert "paired differences on the unseen split" in summary(tables)
 
 
+def test_scores_and_their_differences_of_a_shop(folder, episode):
+    """The same arms in a shop: whoever does not win has score 1/4, of SDAR 1/2."""
+    for (arm, seed), won in WON.items():
+        run = folder / f"seed{seed}" / arm
+        half = 0.5 if arm == "sdar" else 0.25
+        for eval_seed in (0, 1):
+            played = [
+                episode(f"t{i}", i < won, seed=eval_seed, step=6, env="webshop", split="sdar_valid",
+                        task_type="shoes", score=1.0 if i < won else half)
+                for i in range(N)
+            ]  # fmt: skip
+            save_trajectories(run / "trajectories" / f"webshop_sdar_valid_step6_seed{eval_seed}", played)
+        (run / "config.json").write_text(json.dumps({"env": {"kind": "webshop"}, "eval": {"panel": "sdar_valid"}}))
+    path = folder / "ablation.json"
+    told = json.loads(path.read_text())
+    told["paper"], told["arms"][0]["paper"], told["arms"][1]["paper"] = "PR-OPD", "accuracy/webshop/grpo", ""
+    path.write_text(json.dumps(told))
+    tables, _ = tabulate(folder)
+    scores = tables["scores"].set_index(["arm", "type"])
+    grpo, sdar = (4 + 4 / 4) / N, ((6 + 2 / 2) + (5 + 3 / 2)) / 2 / N
+    assert scores.loc[("grpo", "all"), "score"] == grpo and scores.loc[("sdar", "mean"), "score"] == sdar
+    row = tables["score_differences"].iloc[0]
+    assert (row["base"], row["arm"], row["wins"], row["losses"]) == ("grpo", "sdar", 4, 0)
+    assert row["difference"] == pytest.approx(sdar - grpo) and row["low"] <= sdar - grpo <= row["high"]
+    assert tables["differences"].iloc[0]["wins"] == 2  # success says less
+    main = tables["main"].set_index(["arm", "column"])["value"]
+    assert main.to_dict() == {
+        ("grpo", "Score"): grpo, ("grpo", "Success"): 0.5, ("sdar", "Score"): sdar, ("sdar", "Success"): 11 / 16
+    }  # fmt: skip
+    assert set(tables["paper"]["quantity"]) == {"accuracy/webshop/grpo", "score/webshop/grpo"}
+    assert {"Score", "Success"} == set(tables["main_paper"]["column"])
+    printed = summary(tables)
+    assert {"score of the last weights", "paired differences of the score"} <= set(printed)
+
+
 def test_final_best_and_mean_stand_apart(folder):
     table = tabulate(folder)[0]["evaluations"].set_index(["arm", "training_seed"])
     assert table.loc[("sdar", "1"), ["final", "best", "best_step", "mean_last_3", "n_last"]].tolist() == [
@@ -422,6 +457,7 @@ def test_signals_are_means_over_seeds(folder):
 def test_paper_values_of_the_named_source_only(folder):
     paper = tabulate(folder)[0]["paper"]
     assert set(paper["arm"]) == {"sdar"} and paper["source"].str.startswith("SDAR").all()
+    assert "scores" not in tabulate(folder)[0]  # games are won or lost
     assert set(paper["model"]) == {"Qwen2.5-3B-Instruct", "Qwen2.5-7B-Instruct", "Qwen3-1.7B"}
 
 

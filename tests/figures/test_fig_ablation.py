@@ -93,3 +93,29 @@ def test_several_bases_are_named(tables):
 def test_one_arm_alone_is_drawn(tmp_path, tables):
     alone = tables["success"][:1].assign(n_training_seeds=1)
     assert write(tmp_path, INPUTS, {"success": alone}).png.stat().st_size > 1000
+
+
+def test_the_score_has_a_row_of_its_own(tmp_path, tables):
+    score = [
+        {"arm": arm, "type": kind, "score": 0.7 + place / 50, "score_low": 0.6, "score_high": 0.9, "success": 0.1}
+        for place, arm in enumerate(ARMS)
+        for kind in ("shoes", "all", "mean")
+    ]
+    tables["scores"] = pd.DataFrame(score)
+    tables["score_differences"] = tables["differences"].assign(difference=0.04, low=0.01, high=0.08)
+    published = [
+        {"arm": "grpo", "quantity": quantity, "model": "3B", "low": low, "high": low, "source": "PR-OPD"}
+        for quantity, low in (("accuracy/x", 0.55), ("score/x", 0.704), ("score_gain/x", 0.03))
+    ]
+    tables["paper"] = pd.concat([tables["paper"], pd.DataFrame(published)])
+    saved = write(tmp_path, INPUTS, tables)
+    back = {name: pd.read_csv(path) for name, path in saved.data.items()}
+    assert list(back["scores"]) == ["arm", "score", "low", "high"] and len(back["scores"]) == len(ARMS)
+    a, b, c, d = draw(**back).axes
+    assert c.get_title(loc="left") == "score on the fixed panel"
+    assert d.get_title(loc="left") == "paired difference of the score to grpo"
+    rows = {arm: len(ARMS) - 1 - place for place, arm in enumerate(ARMS)}
+    assert points(c, "o") == pytest.approx({rows[arm]: 0.7 + place / 50 for place, arm in enumerate(ARMS)})
+    assert set(points(d, "o").values()) == {0.04}
+    below = rows["grpo"] - 0.24
+    assert [points(axes, "D").get(below) for axes in (a, b, c, d)] == [0.55, None, 0.704, 0.03]

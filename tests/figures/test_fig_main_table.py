@@ -7,26 +7,25 @@ import json
 import pandas as pd
 import pytest
 
+from analysis.main_table import TASKS, published_table
 from analysis.reference import paper_values
-from figures.fig_main_table import TYPES, draw, write
+from figures.fig_main_table import draw, write
 
 INPUTS = {"seed0/grpo": "0123abcd"}
 ARMS = ("grpo", "opd", "alignment")
+COLUMNS = (*TASKS.values(), "all")
 
 
 @pytest.fixture
 def tables() -> dict[str, pd.DataFrame]:
-    def cell(value: float, tasks: int) -> dict[str, float]:
-        return {"success": value, "low": value - 0.1, "high": value + 0.15, "n_tasks": tasks}
-
-    success = [{"arm": arm, **cell(0.5 + 0.1 * place, 128)} for place, arm in enumerate(ARMS)]
-    types = [
-        {"arm": arm, "type": kind, **cell(0.2 + 0.1 * place + 0.05 * column, 20)}
-        for place, arm in enumerate(ARMS)
-        for column, kind in enumerate(sorted(TYPES))
-    ]
-    paper = pd.DataFrame([{"arm": "opd", "quantity": "success/alfworld/token_opd"}])
-    return {"success": pd.DataFrame(success), "types": pd.DataFrame(types), "paper": paper}
+    rows = []
+    for place, arm in enumerate(ARMS):
+        for number, column in enumerate(COLUMNS):
+            value, tasks = (0.5 + 0.1 * place, 128) if column == "all" else (0.2 + 0.1 * place + 0.05 * number, 20)
+            row = {"arm": arm, "column": column, "value": value, "low": value - 0.1, "high": value + 0.15}
+            rows.append({**row, "n_episodes": 2 * tasks, "n_tasks": tasks})
+    published = published_table({"grpo": "grpo", "opd": "token_opd", "alignment": "alignment"}, "household", set(TASKS))
+    return {"main": pd.DataFrame(rows), "main_paper": published}
 
 
 def drawn(tables, tmp_path):
@@ -35,16 +34,15 @@ def drawn(tables, tmp_path):
 
 def test_every_cell_has_its_number_interval_and_mark(tmp_path, tables):
     figure = drawn(tables, tmp_path)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [*TYPES.values(), "all"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(COLUMNS)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(ARMS)
-    for axes, kind in zip(figure.axes, [*TYPES, "all"], strict=True):
-        rows = tables["success"] if kind == "all" else tables["types"].query("type == @kind")
-        for row in rows.itertuples():
-            text = f"{100 * row.success:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
+    for axes, column in zip(figure.axes, COLUMNS, strict=True):
+        for row in tables["main"].query("column == @column").itertuples():
+            text = f"{100 * row.value:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
             assert text in [found.get_text() for found in axes.texts]
             bars = [list(line.get_xdata()) for line in axes.lines]
-            assert [row.low, row.high] in bars and [row.success] in bars
-        assert axes.get_xlabel() == ("128 tasks" if kind == "all" else "20 tasks")
+            assert [row.low, row.high] in bars and [row.value] in bars
+        assert axes.get_xlabel() == ("128 tasks" if column == "all" else "20 tasks")
 
 
 def test_published_values_stand_in_the_row_of_their_method(tmp_path, tables):
@@ -60,7 +58,7 @@ def test_published_values_stand_in_the_row_of_their_method(tmp_path, tables):
     assert hollow(6, "opd") == [0.578] and hollow(0, "opd") == []  # by the name that the study gives
     assert hollow(6, "alignment") == [] == hollow(0, "alignment")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[:2] == ["ours: success in %, 95 %", "papers: Qwen2.5-3B-Instruct"] and "paper: PR-OPD" in labels
+    assert labels[:2] == ["ours in %, 95 %", "papers: Qwen2.5-3B-Instruct"] and "paper: PR-OPD" in labels
     picks = paper_values("success_by_type/alfworld/grpo/pick")
     assert hollow(0, "grpo") == sorted(picks.loc[picks["quantity"].str.endswith("/pick"), "low"])
 
@@ -68,8 +66,7 @@ def test_published_values_stand_in_the_row_of_their_method(tmp_path, tables):
 def test_what_lies_beside_the_figure_is_what_is_drawn(tmp_path, tables):
     saved = write(tmp_path, INPUTS, tables)
     back = {name: pd.read_csv(path) for name, path in saved.data.items()}
-    for name in ("success", "types"):
-        pd.testing.assert_frame_equal(back[name], tables[name])
+    pd.testing.assert_frame_equal(back["main"], tables["main"])
     assert set(back["paper"]["arm"]) == {"grpo", "opd"}
     record = json.loads(saved.record.read_text())
     assert any("SDAR" in source for source in record["references"]) and record["script"] == "figures.fig_main_table"
@@ -77,16 +74,14 @@ def test_what_lies_beside_the_figure_is_what_is_drawn(tmp_path, tables):
     assert saved.png.read_bytes() == again.png.read_bytes() and saved.pdf.read_bytes() == again.pdf.read_bytes()
 
 
-def test_other_types_of_task_have_no_published_values(tmp_path, tables):
-    tables["types"] = tables["types"].assign(type="shopping").drop_duplicates("arm")
+def test_two_columns_and_nothing_published(tmp_path, tables):
+    tables = {"main": tables["main"].query("column in ('pick', 'all')").replace("pick", "Score")}
     figure = drawn(tables, tmp_path)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["shopping", "all"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Score", "all"]
     assert not [line for axes in figure.axes for line in axes.lines if line.get_markerfacecolor() == "white"]
 
 
-def test_one_arm_and_missing_tables(tmp_path, tables):
-    one = {name: table[table["arm"] == "grpo"] for name, table in tables.items() if name != "paper"}
-    assert write(tmp_path, INPUTS, one).png.stat().st_size > 1000
-    for missing in ("success", "types"):
-        with pytest.raises(ValueError, match=f"the main table needs the table {missing}"):
-            write(tmp_path, INPUTS, {name: table for name, table in tables.items() if name != missing})
+def test_one_arm_and_a_missing_table(tmp_path, tables):
+    assert write(tmp_path, INPUTS, {"main": tables["main"].query("arm == 'grpo'")}).png.stat().st_size > 1000
+    with pytest.raises(ValueError, match="the main table needs the table main"):
+        write(tmp_path, INPUTS, {})
