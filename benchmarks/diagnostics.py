@@ -72,6 +72,7 @@ def row(what: str, ours: float, theirs: float, unit: str, target: str = "") -> d
 
 def episodes(tokenizer: Any, count: int) -> tuple[list[Any], dict[str, str]]:
     """Household games played by the expert, and what each episode teaches."""
+    from training.envs.alfworld import AlfworldEnv
     from training.envs.games import load_tasks
     from training.envs.household import generate
     from training.expert_play import expert_episodes, expert_skills
@@ -79,7 +80,7 @@ def episodes(tokenizer: Any, count: int) -> tuple[list[Any], dict[str, str]]:
     with tempfile.TemporaryDirectory() as scratch:
         data = generate(Path(scratch), sizes={"train": count, "valid_seen": 0, "valid_unseen": 0})
         tasks = load_tasks(data, "train")
-        played = expert_episodes(tasks, tokenizer, seed=0, attempts=1, max_context=2048)
+        played = expert_episodes(AlfworldEnv(), tasks, tokenizer, seed=0, attempts=1, max_context=2048)
     return played, {name: skill.text for name, skill in expert_skills(played).items()}
 
 

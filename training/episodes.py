@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from diagnostics.artifact import (
 from diagnostics.progress import progress as show_progress
 from diagnostics.records import Skill
 from diagnostics.run import tokenizer_digest
-from training.config import Config
+from training.config import Config, EnvConfig
 from training.expert_play import expert_episodes, expert_skills
 from training.models.load import load_policy
 from training.options import TRIALS, Protocol
@@ -67,10 +68,9 @@ def panel_episodes(
         if protocol == "reflexion":
             trajectories = reflexion(session, seed, trials, progress)
         elif protocol == "expert":
-            limit = session.config.sampler.max_context
-            trajectories = expert_episodes(
-                session.panel_tasks, session.tokenizer, seed=seed, attempts=trials, max_context=limit, progress=progress
-            )
+            given = {"seed": seed, "attempts": trials, "max_context": session.config.sampler.max_context}
+            with closing(session.make_env()) as env:
+                trajectories = expert_episodes(env, session.panel_tasks, session.tokenizer, **given, progress=progress)
         else:
             written = {} if skills is None else load_skills(skills.path)
             texts = {skill.task_id: skill.text for skill in written.values()}
@@ -182,10 +182,8 @@ def _panel_name(session: Session) -> str:
 def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact | None, trials: int) -> dict[str, Any]:
     """All that decides what the episodes are."""
     config = session.config
-    search = config.env.search
-    found = {"search": [search.retriever, search.passages, search.passage_tokens]}  # what a search answers
     return {
-        **(found if config.env.kind == "searchqa" else {}),
+        **_shown(config.env),
         **_draws(config),
         "evaluation": evaluation,
         "trials": trials,
@@ -202,6 +200,17 @@ def _how_played(session: Session, seed: int, evaluation: str, skills: Artifact |
         "history": config.env.history,
         "show_admissible": config.env.show_admissible,
     }
+
+
+def _shown(env: EnvConfig) -> dict[str, Any]:
+    """What pages and searches show beside the task: task ids do not tell which shop or passages they came from."""
+    search = env.search
+    shown: dict[str, dict[str, Any]] = {
+        "searchqa": {"search": [search.retriever, search.passages, search.passage_tokens]},
+        "webshop": {"products": env.shop.products},
+    }
+    data = {} if env.data is None else {"data": str(Path(env.data).resolve())}
+    return {**shown[env.kind], **data} if env.kind in shown else {}
 
 
 def _draws(config: Config) -> dict[str, Any]:

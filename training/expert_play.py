@@ -1,7 +1,7 @@
-"""Episodes of the searching expert instead of a policy's own: good play for any model to read again, at no cost.
+"""Episodes of an expert instead of a policy's own: good play for any model to read again, at no cost.
 
 A pretrained model that cannot play can still read: these episodes, and the skill that each of them teaches, are what
-its hidden states are measured on.
+its hidden states are measured on. Who the expert of an environment is: training/models/experts.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 from diagnostics.records import Skill, Trajectory
 from diagnostics.render import segment_from_turns
-from training.envs.base import Task
-from training.envs.household import process_env
+from training.envs.base import Env, Task
 from training.envs.rooms import keyed_generator
-from training.models.corpus import play, skill_text
-from training.models.expert import Goal
+from training.models.experts import EXPERTS
 
 
 def expert_episodes(
+    env: Env,
     tasks: Sequence[Task],
     tokenizer: Any,
     *,
@@ -34,14 +33,14 @@ def expert_episodes(
     One turn in ten is led astray by a wrong command, so that attempts at one task differ and the expert has something
     to recover from. The ids were not sampled: their sampler log-probs are NaN.
     Source: ours.
-    Args: seed of the expert's choices; max_context, tokens after which an episode is cut.
+    Args: env, of the tasks' kind; seed of the slips and of choices between equals; max_context, tokens after which an
+    episode is cut.
     Returns: trajectories ordered by (task id, attempt).
-    Raises: ValueError for a task that is no household task.
     """
-    env, played = process_env(), []
+    played: list[Trajectory] = []
     for group, task in enumerate(sorted(tasks, key=lambda task: task.id)):
         for attempt in range(attempts):
-            episode, _ = play(env, task, keyed_generator("expert", seed, task.id, attempt))
+            episode = EXPERTS[task.env].play(env, task, keyed_generator("expert", seed, task.id, attempt))
             episode = replace(
                 episode,
                 id=f"{task.id}#{attempt}/expert{seed}",
@@ -57,8 +56,9 @@ def expert_episodes(
 
 
 def expert_skills(played: Sequence[Trajectory]) -> Mapping[str, Skill]:
-    """Trajectory id -> what the episode teaches about its task, by the rule that the tiny policy's skills are made."""
+    """Trajectory id -> what the episode teaches about its task, by rule; a crashed episode teaches nothing."""
     return {
-        t.id: Skill(skill_text(Goal.parse(t.description), t.turns, t.success), "hindsight", t.task_id, t.id, t.success)
+        t.id: Skill(EXPERTS[t.env].skill(t), "hindsight", t.task_id, t.id, t.success)
         for t in played
+        if t.stop_reason != "error"
     }

@@ -17,7 +17,7 @@ from typing import Any
 from diagnostics.records import Skill, Trajectory
 from diagnostics.render import encode
 from training.config import Config
-from training.envs.base import Task
+from training.envs.base import Env, Task
 from training.envs.kinds import KINDS
 from training.envs.panels import Panel, panel, train_order
 from training.envs.pool import EnvPool
@@ -76,11 +76,15 @@ class Session:
         """Where the games lie."""
         return KINDS[self.config.env.kind].folder(self.config.env)
 
+    @property
+    def make_env(self) -> Callable[[], Env]:
+        """Makes one environment; what it needs to have on disk is made first."""
+        return KINDS[self.config.env.kind].make_env(self.config.env, self.tokenizer)
+
     @cached_property
     def pool(self) -> Pool:
         env = self.config.env
-        make_env = KINDS[env.kind].make_env(env, self.tokenizer)
-        return self._exit.enter_context(EnvPool(make_env, env.workers, env.timeout))
+        return self._exit.enter_context(EnvPool(self.make_env, env.workers, env.timeout))
 
     def tasks(self, split: str) -> list[Task]:
         """All tasks of a split. Raises ValueError when they are another environment's."""

@@ -89,7 +89,7 @@ def play(
     expert.begin(step.observation)
     turns: list[Turn] = []
     own: list[bool] = []
-    while len(turns) < MAX_TURNS and not step.won:
+    while len(turns) < MAX_TURNS and not step.done:
         move = expert.act()
         if move is None and overlook:
             expert.visited.clear()

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from training.envs.fact_world import SEEN, UNSEEN, Form
 
 READ = {  # relation -> how a passage tells it
@@ -20,7 +22,7 @@ READ = {  # relation -> how a passage tells it
     "country": re.compile(r"is a city in (\S+?)\. "),
 }
 WANTED = {"birthplace": "born", "year": "born", "teacher": "taught", "author": "by", "country": "city"}
-_LINE = re.compile(r"^\d+\. (.*?): (.*)$", re.MULTILINE)
+LINE = re.compile(r"^\d+\. (.*?): (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,19 @@ def expert_move(question: str, observations: Sequence[str], known: Mapping[tuple
     return Move(f"{told} I need the {relation} of {name}.".strip(), f"<search>{query}</search>")
 
 
+def misstep(question: str, observations: Sequence[str], rng: np.random.Generator) -> Move:
+    """A turn that is lost: a search for a single word of the question or for another thing that was read, or a reply
+    without search and answer. None ends the episode."""
+    words = [word for word in re.findall(r"\w+", question) if len(word) > 3]
+    titles = [title for seen in observations for title, _ in LINE.findall(seen)]
+    queries = [names[int(rng.integers(len(names)))] for names in (words, titles) if names]
+    options = [Move(f"I need {query}.", f"<search>{query}</search>") for query in queries]
+    options.append(Move("It must stand in a passage.", ""))
+    return options[int(rng.integers(len(options)))]
+
+
 def _fact(name: str, relation: str, observations: Sequence[str]) -> str | None:
-    for title, text in (line for seen in observations for line in _LINE.findall(seen)):
+    for title, text in (line for seen in observations for line in LINE.findall(seen)):
         if title == name and (match := READ[relation].search(f"{text} ")):
             return match[1]
     return None

@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from diagnostics.records import Trajectory
 from training.envs.webshop.pages import BACK, BUY, PARTS, PREVIOUS, SEARCH, SEPARATOR
 
 _LIMIT = re.compile(r",? and price lower than ([\d.]+) dollars")
@@ -73,6 +76,35 @@ class Shopper:
         self.seen[self.at] = len(self._lacking(" ".join([self.title, *pieces])))
         return "back to the product", f"click[{PREVIOUS.lower()}]"
 
+    def misstep(
+        self, observation: str, admissible: Sequence[str], last: str, rng: np.random.Generator
+    ) -> tuple[str, str]:
+        """(thought, command) of a poor customer: click what is not on the page, say the same again, go back to the
+        start, read a part that tells nothing, or choose another value than the one asked for. None ends the episode.
+
+        Args: last, the command before; "" for the first.
+        """
+        self.turns -= 1
+        pieces = observation.split(SEPARATOR)
+        here, asked = set(pieces), list(self.request.options.values())
+        missing = [value for value in asked if value not in here]
+        options = [("it is here", f"click[{value}]") for value in missing[:1]]
+        options += [("once more", last)] if last else []
+        if any(piece.startswith("Price: ") for piece in pieces):
+            values = self._values(pieces, admissible)
+            options += [("what do others say", f"click[{PARTS[2].lower()}]")]
+            options += [
+                (f"{name}: {value}", f"click[{value}]")
+                for name, found in values.items()
+                for value in found
+                if (wanted := self._wanted(name, found)) and wanted not in self.chosen and value != wanted
+            ]
+        else:
+            options.append(("buy it now", f"click[{BUY.lower()}]"))
+        if SEARCH not in admissible:
+            options.append(("search again", f"click[{BACK.lower()}]"))
+        return options[int(rng.integers(len(options)))]
+
     def _results(self, pieces: Sequence[str]) -> tuple[str, str]:
         offers = [
             (pieces[i], pieces[i + 1], pieces[i + 2]) for i in range(len(pieces) - 2) if _ASIN.fullmatch(pieces[i])
@@ -81,7 +113,7 @@ class Shopper:
         if not fitting:
             return "nothing found", f"click[{BACK.lower()}]"
         new = [offer for offer in fitting if offer[0] not in self.seen]
-        if not new or (self.seen and self.turns < _TO_LOOK):
+        if self.decided or not new or (self.seen and self.turns < _TO_LOOK):
             self.decided = True
             return self._open(min(self.seen, key=lambda asin: self.seen[asin]), "this one suits best")
         asin = min(new, key=lambda offer: len(self._lacking(offer[1])) + offers.index(offer))[0]
@@ -141,3 +173,21 @@ class Shopper:
     def _affordable(self, tag: str) -> bool:
         prices = [float(price) for price in _DOLLARS.findall(tag)]
         return not prices or min(prices) < self.request.limit
+
+
+def skill_text(trajectory: Trajectory) -> str:
+    """What a visit teaches: the search for all that was asked, which product to take, and what to choose on it; of one
+    that was not paid for, what was wrong with the product instead."""
+    request = Request.parse(trajectory.description)
+    number, page = 0, list[str]()
+    for turn in trajectory.turns:
+        shown = [piece.lower() for piece in turn.observation.split(SEPARATOR) if _ASIN.fullmatch(piece)]
+        page = shown or page
+        asin = turn.action.removeprefix("click[").removesuffix("]")
+        number = page.index(asin) + 1 if asin in page else number
+    chosen = f" Choose {', '.join(request.options.values())}." if request.options else ""
+    if not number:
+        return f"Search {request.query}. Then open a product.{chosen}"
+    if trajectory.success:
+        return f"Search {request.query}. Take number {number}.{chosen}"
+    return f"Search {request.query}. Number {number}: {trajectory.outcome}. Take another one.{chosen}"
