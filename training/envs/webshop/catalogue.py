@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,6 @@ from training.envs.rooms import keyed_generator
 from training.envs.webshop.products import LEVEL
 
 PRODUCTS = 2100  # unless asked otherwise; seven families, ten kinds of product each
-_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WORDS = Path(__file__).parents[1] / "data" / "webshop.json"
 
 
@@ -105,9 +105,14 @@ def _options(rng: np.random.Generator, pools: Mapping[str, list[str]], price: fl
     }
 
 
+def asin_pairs() -> list[str]:
+    """What the ids of made-up products consist of, five pairs each: few enough to be tokens of a small vocabulary."""
+    return [letter + digit for letter in string.ascii_uppercase for digit in string.digits]
+
+
 def _asin(number: int, seed: int, salt: int) -> str:
-    digest = hashlib.sha256(f"asin {seed} {number} {salt}".encode()).digest()
-    return "B0" + "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:8])
+    pairs, digest = asin_pairs(), hashlib.sha256(f"asin {seed} {number} {salt}".encode()).digest()
+    return "B0" + "".join(pairs[int.from_bytes(digest[i : i + 2]) % len(pairs)] for i in range(0, 8, 2))
 
 
 def _one(rng: np.random.Generator, pool: list[str]) -> str:

@@ -12,8 +12,8 @@ _OWNER = re.compile(r"['’]s$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
-def nouns(title: str) -> frozenset[str]:
-    """The nouns and names among the words of a title, lower-case.
+def nouns(title: str) -> tuple[str, ...]:
+    """The nouns and names among the words of a title, lower-case, in their order and each as often as it stands there.
 
     A word counts if its tag in the lexicon, as it is written or else in lower case, is one of the noun tags (NN*),
     or if the lexicon does not know it.
@@ -23,7 +23,7 @@ def nouns(title: str) -> frozenset[str]:
     """
     tags = lexicon()
     words = (_OWNER.sub("", word) for word in _WORD.findall(title))
-    return frozenset(w.lower() for w in words if (tags.get(w) or tags.get(w.lower(), "NN")).startswith("NN"))
+    return tuple(w.lower() for w in words if (tags.get(w) or tags.get(w.lower(), "NN")).startswith("NN"))
 
 
 @lru_cache(maxsize=1)

@@ -67,9 +67,12 @@ def judge(product: Product, chosen: Iterable[str], wanted: Product, goal: Goal) 
 
 
 def type_reward(product: Product, wanted: Product) -> float:
-    """r_type: whether the product is of the wanted kind, by query, category and the nouns of the titles."""
+    """r_type: whether the product is of the wanted kind, by query, category and the nouns of the titles.
+
+    share = different nouns that both titles have / nouns of the wanted title, one that stands twice counted twice.
+    """
     needed = nouns(wanted.title)
-    share = len(needed & nouns(product.title)) / len(needed) if needed else 0.2
+    share = len({*needed} & {*nouns(product.title)}) / len(needed) if needed else 0.2
     if share == 0.0:
         return 0.0
     if share < 0.1:
