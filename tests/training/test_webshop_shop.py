@@ -135,6 +135,11 @@ def test_a_file_is_read_in_pieces_of_any_size(tmp_path: Path, monkeypatch: pytes
             lambda f: (f / "items_shuffle_1000.json").write_text(json.dumps([record("B1")])[:-40]),
             "is broken or breaks off",
         ),
+        (lambda f: (f / "items_shuffle_1000.json").write_text("[" * 10**5), "is no list of products"),
+        (
+            lambda f: (f / "items_shuffle_1000.json").write_text(json.dumps([record("B1")]) + "[]"),
+            "goes on behind its list",
+        ),
         (lambda f: (f / "items_ins_v2_1000.json").write_text("[1]"), "not a JSON object"),
         (lambda f: (f / "items_ins_v2_1000.json").write_text('{"a": 1}'), "'a' has no list of attributes"),
         (lambda f: (f / "items_ins_v2_1000.json").write_text("{"), "cannot be read as JSON"),
@@ -158,6 +163,43 @@ def test_a_broken_or_foreign_file_is_refused_before_anything_is_written(
         build(folder, tmp_path / "shop")
     assert "\n" not in str(told.value)
     assert not (tmp_path / "shop").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"asin": 7}, "the asin 7"),
+        ({"name": None}, "the name None"),
+        ({"query": float("nan")}, "the query nan"),
+        ({"pricing": 19.99}, "the pricing 19.99, which is no text"),
+        ({"small_description": [None]}, "features that are no texts"),
+        ({"customization_options": ["Color"]}, "the customization_options"),
+        ({"customization_options": {"Color": ["navy"]}}, "no list of values for the option 'Color'"),
+        ({"customization_options": {"Color": [{"price": 1}]}}, "no list of values for the option 'Color'"),
+    ],
+)
+def test_a_product_of_another_form_is_named(tmp_path: Path, values: dict[str, Any], fault: str) -> None:
+    folder = write(tmp_path / "files", [record("B1"), {**record("B2"), **values}], {"B1": ENTRY, "B2": ENTRY})
+    with pytest.raises(ValueError, match=f"product 1 has {fault}"):
+        build(folder, tmp_path / "shop")
+    assert not (tmp_path / "shop").exists()
+
+
+@pytest.mark.parametrize(
+    "values", [{"attributes": [1]}, {"attributes": "soft"}, {"instruction_attributes": "soft"}, {"instruction": 5}]
+)
+def test_attributes_of_another_form_are_named(tmp_path: Path, values: dict[str, Any]) -> None:
+    """A text in the place of a list would be read letter by letter, and every reward be wrong in silence."""
+    folder = write(tmp_path / "files", [record("B1")], {"B1": {**ENTRY, **values}})
+    with pytest.raises(ValueError, match="'B1' has (no list of attributes|an instruction that is no text)"):
+        build(folder, tmp_path / "shop")
+
+
+def test_what_the_original_takes_for_nothing_is_nothing(tmp_path: Path) -> None:
+    empty = {"full_description": None, "small_description": "", "customization_options": "", "pricing": None}
+    folder = write(tmp_path / "files", [record("B1", **empty)], {"B1": ENTRY})
+    (product,) = read_products(folder / "items_shuffle_1000.json", {})
+    assert (product.description, product.features, product.options) == ("", ("",), {})
 
 
 def test_data_folders_of_all_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +246,15 @@ def test_goals_that_people_wrote(tmp_path: Path) -> None:
     assert (goal.options, goal.attributes, goal.number) == (("XL",), ("soft",), 0)
     product = open_shop(folder).product(0)
     assert judge(product, ("xl",), product, goal).score == 1.0
-    (files / "items_human_ins.json").write_text('{"B1": [{"instruction": "x"}]}')
-    with pytest.raises(ValueError, match="'B1' has no instructions; this is not WebShop's items_human_ins file"):
-        import_shop(files, tmp_path / "shop", "human")
+    for wrong in (
+        [{"instruction": "x"}],
+        [1],
+        [{**said, "instruction": None}],
+        [{**said, "instruction_options": "XL"}],
+    ):
+        (files / "items_human_ins.json").write_text(json.dumps({"B1": wrong}))
+        with pytest.raises(ValueError, match="'B1' has no instructions; this is not WebShop's items_human_ins file"):
+            import_shop(files, tmp_path / "shop", "human")
     (files / "items_human_ins.json").unlink()
     with pytest.raises(ValueError, match=r"items_human_ins.json is missing"):
         import_shop(files, tmp_path / "shop", "human")

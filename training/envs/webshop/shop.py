@@ -137,7 +137,7 @@ def source_files(source: Path, wording: Wording = "synthetic") -> dict[str, Path
 
     Raises: ValueError naming what is missing, or that there are several.
     """
-    products = sorted(source.glob("items_shuffle*.json"))
+    products = sorted(path for path in source.glob("items_shuffle*.json") if path.is_file())
     if len(products) != 1:
         raise ValueError(
             f"{source} holds {len(products)} files items_shuffle*.json; put one product file, with its items_ins_v2 "
