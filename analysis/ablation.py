@@ -143,11 +143,12 @@ def stages(folder: Path, study: Study, sizes: Sizes, seeds: Sequence[int], starr
     return graph(folder, [Part(study, folder, starred=starred)], sizes, seeds)
 
 
-def graph(shared: Path, parts: Sequence[Part], sizes: Sizes, seeds: Sequence[int]) -> list[Stage]:
+def graph(shared: Path, parts: Sequence[Part], sizes: Sizes, seeds: Sequence[int], prefix: str = "") -> list[Stage]:
     """The stages in the order they run: all arms of one training seed before the next, so that what is stopped early
     still compares whole sets of arms.
 
-    Args: shared, folder of the games and of Stage I, which is trained once a training seed for the arms of all parts.
+    Args: shared, folder of the games and of Stage I, which is trained once a training seed for the arms of all parts;
+    prefix, of the names of these stages.
     Raises: ValueError where parts differ in a setting that Stage I has too.
     """
     common = parts[0].study.common
@@ -163,39 +164,46 @@ def graph(shared: Path, parts: Sequence[Part], sizes: Sizes, seeds: Sequence[int
         unseen = sizes.panel if any(part.study.unseen for part in parts) else 1
         splits = {"train": sizes.train_games, "valid_seen": sizes.panel, "valid_unseen": unseen}
         command = undertow("data", *words({"generate": "household", "out": games, **splits}))
-        found.append(Stage("games", command, games, weight=0.16 * sum(splits.values())))
+        found.append(Stage(f"{prefix}games", command, games, weight=0.16 * sum(splits.values())))
         settings["env.data"] = games
     settings |= common
     starts = {first_step(arm, sizes) for part in parts for arm in part.study.arms}
+    needs = tuple(stage.name for stage in found)
     for seed in seeds:
-        settings["seed"], stage1 = seed, shared / f"seed{seed}" / "stage1"
-        needs = tuple(stage.name for stage in found if stage.name == "games")
-        found.append(_stage1(stage1, sizes, settings, starts, needs))
+        settings["seed"], run = seed, shared / f"seed{seed}" / "stage1"
+        stage1 = _stage1(f"{prefix}seed{seed}-stage1", run, sizes, settings, starts, needs)
+        found.append(stage1)
         for part in parts:
-            found += [stage for arm in part.study.arms for stage in _arm_stages(part, arm, sizes, settings, stage1)]
+            found += [s for arm in part.study.arms for s in _arm_stages(part, arm, sizes, settings, run, stage1.name)]
     return found
 
 
 def _stage1(
-    run: Path, sizes: Sizes, settings: Mapping[str, Any], starts: Collection[int], needs: tuple[str, ...]
+    name: str,
+    run: Path,
+    sizes: Sizes,
+    settings: Mapping[str, Any],
+    starts: Collection[int],
+    needs: tuple[str, ...],
 ) -> Stage:
     """GRPO, evaluated and saved at every step where an arm starts."""
     own: dict[str, Any] = {"steps": sizes.stage1_steps, "eval.every": math.gcd(*starts)}
     own["save_every"] = math.gcd(settings["save_every"], *starts)
     command = undertow("train", *words({"out": run, **settings, **own}))
-    name, weight = f"seed{settings['seed']}-stage1", _BEGIN + _step_seconds(settings) * sizes.stage1_steps
-    return Stage(name, command, run / "checkpoints", needs, weight)
+    return Stage(name, command, run / "checkpoints", needs, _BEGIN + _step_seconds(settings) * sizes.stage1_steps)
 
 
-def _arm_stages(part: Part, arm: Arm, sizes: Sizes, settings: Mapping[str, Any], stage1: Path) -> list[Stage]:
-    """An arm's training, then its evaluations."""
+def _arm_stages(
+    part: Part, arm: Arm, sizes: Sizes, settings: Mapping[str, Any], stage1: Path, after: str
+) -> list[Stage]:
+    """An arm's training, then its evaluations. Args: stage1, its run; after, the name of its stage."""
     seed, study, steps = f"seed{settings['seed']}", part.study, own_steps(arm, sizes)
     run, name = part.folder / seed / arm.name, f"{part.prefix}{seed}-{arm.name}"
     checkpoint = stage1 / "checkpoints" / f"step_{first_step(arm, sizes)}"
     own = {"method": arm.method, "steps": steps, "eval.every": sizes.eval_every, "init_from": checkpoint}
     command = undertow("train", *words({"out": run, **settings, **own, **arm.settings}))
     step, output = _step_seconds(settings), run / "checkpoints" / f"step_{steps}"
-    found = [Stage(name, command, output, (f"{seed}-stage1",), _BEGIN + 1.4 * step * steps)]
+    found = [Stage(name, command, output, (after,), _BEGIN + 1.4 * step * steps)]
     asked = ["--seeds", ",".join(map(str, _eval_seeds(study, sizes)))]
     if "model.device" in study.common:
         asked += ["--device", study.common["model.device"]]

@@ -167,7 +167,7 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
     measured, read = measured_tables(readers)
     played, inputs = arm_tables(arms)
     tables = {**measured, **played}
-    gains = [gain for run in (("policy", "stage1") if study else (".",)) for gain in _skill_gains(folder / run, folder)]
+    gains = [gain for run in (("policy", "stage1") if study else (".",)) for gain in skill_gains(folder / run, folder)]
     if gains:
         tables["skill_gains"] = pd.concat(gains, ignore_index=True)
     logs = _logs(folder, study)
@@ -180,27 +180,27 @@ def tabulate(folder: Path) -> tuple[dict[str, pd.DataFrame], list[Artifact]]:
 
 
 def _study_inputs(folder: Path) -> tuple[Mapping[str, Path], Mapping[str, list[Path]]]:
-    arms = {"student": _plain(folder / "stage1"), "own_skill": _with_skill(folder / "stage1")}
-    arms |= {branch: _plain(folder / branch) for branch in BRANCHES}
+    arms = {"student": plain_episodes(folder / "stage1"), "own_skill": episodes_with_skill(folder / "stage1")}
+    arms |= {branch: plain_episodes(folder / branch) for branch in BRANCHES}
     return _readers(folder / "policy"), arms
 
 
 def _run_inputs(folder: Path) -> tuple[Mapping[str, Path], Mapping[str, list[Path]]]:
-    return _readers(folder), {"student": _plain(folder), "own_skill": _with_skill(folder)}
+    return _readers(folder), {"student": plain_episodes(folder), "own_skill": episodes_with_skill(folder)}
 
 
 def _readers(run: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted((run / "measurements").glob("*/manifest.json"))}
 
 
-def _plain(run: Path) -> list[Path]:
+def plain_episodes(run: Path) -> list[Path]:
     """Episodes without a skill, but for those that skills were written from: no baseline may hold them."""
     found = sorted((run / "trajectories").glob("*_seed*/manifest.json"))
     seeds = [path.parent.name.rpartition("_seed")[2] for path in found]
     return [p.parent for p, seed in zip(found, seeds, strict=True) if seed.isdigit() and seed != str(EARLIER_SEED)]
 
 
-def _with_skill(run: Path) -> list[Path]:
+def episodes_with_skill(run: Path) -> list[Path]:
     return [path.parent for path in sorted((run / "trajectories").glob("*_own_skill/manifest.json"))]
 
 
@@ -212,10 +212,10 @@ def _logs(folder: Path, study: bool) -> dict[tuple[str, int], pd.DataFrame]:
     return {(arm or configs[arm]["method"], configs[arm]["seed"]): metrics_frame(run) for arm, run in found.items()}
 
 
-def _skill_gains(run: Path, folder: Path) -> list[pd.DataFrame]:
+def skill_gains(run: Path, folder: Path) -> list[pd.DataFrame]:
     """What the own skill of an earlier attempt brings, for each set of weights that played with and without."""
     found = []
-    for path in _with_skill(run):
+    for path in episodes_with_skill(run):
         step = path.name.rpartition("_seed")[0]
         base = path.with_name(path.name.removesuffix("_own_skill"))
         earlier = path.with_name(f"{step}_seed{EARLIER_SEED}")

@@ -89,13 +89,13 @@ def main_table(success: pd.DataFrame, scores: pd.DataFrame, env: str) -> pd.Data
     return table.sort_values("arm", key=lambda arms: arms.map(order), kind="stable", ignore_index=True)
 
 
-def published_table(methods: Mapping[str, str], env: str, types: Collection[str]) -> pd.DataFrame:
+def published_table(methods: Mapping[str, str], env: str, types: Collection[str], paper: str = "") -> pd.DataFrame:
     """What the papers print for the arms: arm, column, and the fields of reference.PaperValue.
 
-    Args: methods, arm -> the name its values have in analysis.reference. A value that a paper repeats from another
-    stands once, with its first source.
+    Args: methods, arm -> the name its values have in analysis.reference; paper, the beginning of their source. A value
+    that a paper repeats from another stands once, with its first source.
     """
-    values = pd.DataFrame([value.__dict__ for value in PAPER_VALUES])
+    values = pd.DataFrame([value.__dict__ for value in PAPER_VALUES if value.source.startswith(paper)])
     values = values.drop_duplicates(["quantity", "model", "low"])
     frames = [values[:0].assign(arm="", column="")]
     for arm, method in methods.items():
@@ -105,13 +105,13 @@ def published_table(methods: Mapping[str, str], env: str, types: Collection[str]
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 
-def named_methods(arms: Iterable[str], paper: pd.DataFrame | None) -> dict[str, str]:
+def named_methods(arms: Iterable[str], paper: pd.DataFrame) -> dict[str, str]:
     """Arm -> the method that its published values are of: the one its study names, else that of the arm's own name.
 
     Args: paper, a study's table of the values it names.
     """
     names = {arm: arm for arm in arms}
-    if paper is not None:
+    if len(paper):
         for arm, quantity in zip(paper["arm"], paper["quantity"], strict=True):
             measure, _, rest = quantity.partition("/")
             if measure in ("success", "accuracy", "score", "exact_match") and arm in names:

@@ -1,4 +1,4 @@
-"""The studies that are reproduced by name: the invisible advantage, and the training figures of two papers."""
+"""The studies that are reproduced by name: the invisible advantage, and the training figures of the papers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from analysis import invisible_advantage, reproduction
+from analysis import invisible_advantage, reproduction, table1
 
-STUDIES = (invisible_advantage.NAME, *reproduction.PAPERS)
+STUDIES = (invisible_advantage.NAME, *reproduction.PAPERS, table1.NAME)
 ALL = "all"
 
 
@@ -31,11 +31,14 @@ def reproduce_study(name: str, folder: Path, recipe: str, seeds: Sequence[int], 
     """Run a study and return run_study's exit code. Args: jobs, stages at once, of the papers' ablations."""
     if name == invisible_advantage.NAME:
         return invisible_advantage.reproduce_study(folder, invisible_advantage.PRESETS[recipe], seeds[0])
-    return reproduction.reproduce_paper(folder, name, reproduction.PRESETS[recipe], seeds, jobs)
+    if name == table1.NAME:
+        return table1.reproduce_table1(folder, table1.PRESETS[recipe], seeds, jobs)
+    return reproduction.reproduce_paper(folder, name, reproduction.PAPERS[name].recipes[recipe], seeds, jobs)
 
 
 def _presets(name: str) -> Collection[str]:
-    return invisible_advantage.PRESETS if name == invisible_advantage.NAME else reproduction.PRESETS
+    whole = {module.NAME: module.PRESETS for module in (invisible_advantage, table1)}
+    return whole[name] if name in whole else reproduction.PAPERS[name].recipes
 
 
 def _nearest(word: str, known: Collection[str]) -> str:

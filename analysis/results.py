@@ -1,22 +1,21 @@
-"""What lies in a folder of results, as tables: of a run, of a study, or of a paper's studies one by one."""
+"""What lies in a folder of results, as tables: of a run, of a study, or of several studies one by one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis import ablation_tables, invisible_advantage
+from analysis import ablation_tables, invisible_advantage, table1
 from analysis.arms import PLAN
 from analysis.claims import NAME as CLAIMS
 from analysis.claims import claim_table, write_claims
-from analysis.measured import measured_tables
-from analysis.reproduction import PAPERS, finished
-from analysis.tables import load_tables, save_tables
+from analysis.reproduction import PAPERS, finished, tabulate
+from analysis.tables import load_tables
 from diagnostics.artifact import MANIFEST, Artifact
 
 Made = tuple[dict[str, pd.DataFrame], list[Artifact]]
@@ -33,14 +32,17 @@ class Results:
 
 
 def results(folder: Path, stored: bool = False) -> list[Results]:
-    """The results of a folder: one entry, or of a paper one for each finished study and a last one for the whole.
+    """The results of a folder: one entry, or of a paper, or of Table 1, one for each finished study and a last one for
+    the whole.
 
     Args: stored, take the tables that were saved before, where there are any, instead of making them anew.
     Raises: ValueError when the folder holds none.
     """
-    paper = next((name for name, studies in PAPERS.items() if (folder / studies[0] / PLAN).is_file()), None)
+    paper = next((name for name, paper in PAPERS.items() if (folder / paper.studies[0] / PLAN).is_file()), None)
     if paper is not None:
         return _paper(folder, paper, stored)
+    if any((folder / name / PLAN).is_file() for name in table1.WORLDS):
+        return _table1(folder, stored)
     module = ablation_tables if (folder / PLAN).is_file() else invisible_advantage
     tables, inputs = _tables(folder, module.NAME, lambda: module.tabulate(folder), stored)
     return [Results(folder, tables, inputs, module.summary(tables))]
@@ -58,25 +60,29 @@ def claims_of(result: Results, found: Sequence[Results]) -> Path:
 
 def _paper(folder: Path, paper: str, stored: bool) -> list[Results]:
     """Its studies, and the whole: the main comparison beside what was measured of the paper's arm."""
-    ready = set(finished(folder, paper))
-    if stored:
-        ready |= {path.parents[2] for path in folder.glob(f"*/tables/{ablation_tables.NAME}/{MANIFEST}")}
-    folders = [folder / name for name in PAPERS[paper] if folder / name in ready]
-    parts = [result for path in folders for result in results(path, stored)]
-    if not parts:
-        raise ValueError(f"no study of {folder} has results yet; the folder logs/ in it says how far it came")
+    parts = _parts(folder, PAPERS[paper].studies, finished(folder, paper), stored)
     main = parts[0]
-    tables, inputs = _tables(folder, paper, lambda: _measured(folder, paper), stored)
+    tables, inputs = _tables(folder, paper, lambda: tabulate(folder, paper), stored)
     moved = {_from(folder, main.folder / path): digest for path, digest in main.inputs.items()}
     return [*parts, Results(folder, {**main.tables, **tables}, {**moved, **inputs}, main.summary)]
 
 
-def _measured(folder: Path, paper: str) -> Made:
-    found = sorted((folder / "policy" / "measurements").glob(f"*/{MANIFEST}"))
-    tables, made = measured_tables({path.parent.name: path.parent for path in found})
-    if tables:
-        save_tables(folder / "tables" / paper, tables, made)
-    return tables, made
+def _table1(folder: Path, stored: bool) -> list[Results]:
+    """Its environments, and the whole: what the papers print beside what ran."""
+    ready = [folder / name for name in table1.environments(folder)]
+    parts = _parts(folder, table1.WORLDS, ready, stored)
+    ablations = {part.folder.name: part.tables for part in parts}
+    tables, inputs = _tables(folder, table1.NAME, lambda: table1.tabulate(folder, ablations), stored)
+    return [*parts, Results(folder, tables, inputs, table1.summary(tables))]
+
+
+def _parts(folder: Path, studies: Iterable[str], ready: Collection[Path], stored: bool) -> list[Results]:
+    """The studies of a folder that have results, or tables that were stored before. Raises ValueError for none."""
+    kept = [path.parents[2] for path in folder.glob(f"*/tables/{ablation_tables.NAME}/{MANIFEST}")] if stored else []
+    folders = [folder / name for name in studies if folder / name in {*ready, *kept}]
+    if not folders:
+        raise ValueError(f"no study of {folder} has results yet; the folder logs/ in it says how far it came")
+    return [result for path in folders for result in results(path, stored)]
 
 
 def _tables(

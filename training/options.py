@@ -20,6 +20,7 @@ def played_as(target: str) -> Config:
 
 Protocol = Literal["vanilla", "skill_prompt", "own_skill", "reflexion", "expel", "expert"]
 TRIALS = {"reflexion": 3, "expert": 2}  # attempts at a task under the protocols that repeat it
+REPRODUCED = "invisible-advantage, pcsd, sdar, pr-opd-webshop, table1 or all"
 SUBJECT = "a run, a checkpoint, a model folder, or a model's name"
 
 
@@ -119,11 +120,11 @@ class Build:
 class Reproduce:
     """Run a whole study; stopped and repeated, it goes on where it was."""
 
-    target: Positional[Annotated[str, arg(metavar="STUDY", help="invisible-advantage, pcsd, sdar or all")]] = ""
-    recipe: str = "tiny"  # sizes of the stages
+    target: Positional[Annotated[str, arg(metavar="STUDY", help=REPRODUCED)]] = ""
+    recipe: str = "tiny"  # sizes of the stages: tiny or, but for invisible-advantage, smoke
     out: str | None = None  # folder; None: runs/<study>
-    seed: str = "0"  # of training; of pcsd and sdar also several, e.g. 0,1,2
-    jobs: int = 1  # stages of pcsd and sdar that run at once and share the cores
+    seed: str = "0"  # of training; but for invisible-advantage also several, e.g. 0,1,2
+    jobs: int = 1  # stages that run at once and share the cores, but for invisible-advantage
 
 
 @dataclass(frozen=True)

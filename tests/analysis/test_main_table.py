@@ -85,4 +85,4 @@ def test_an_arm_is_the_method_that_its_study_names():
     assert named_methods(arms, paper) == {
         "grpo": "grpo", "aligned": "alignment", "search": "sdar", "late": "late", "opd": "opd"
     }  # fmt: skip
-    assert named_methods(["opd"], None) == {"opd": "opd"}
+    assert named_methods(["opd"], pd.DataFrame()) == {"opd": "opd"}
