@@ -7,6 +7,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 def cache_dir() -> Path:
@@ -35,3 +38,15 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def replaced(folder: Path, make: Callable[[Path], Made]) -> Made:
+    """What `make` returns; it fills a new folder beside `folder`, which takes its place once it is complete."""
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    try:
+        made = make(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return made

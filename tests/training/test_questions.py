@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from training.envs.panels import disjoint, panel
-from training.envs.passages import read_passages
+from training.envs.passages import read_json_lines, read_passages
 from training.envs.questions import DATASETS, PASSAGES, import_questions, load_questions, read_question, write_lines
 
 SEARCHQA = "data/searchqa"
@@ -113,3 +113,62 @@ def test_the_gathered_questions(shared: Path, tmp_path: Path) -> None:
     known = {passage.id for passage in read_passages(tmp_path / PASSAGES)}
     gold = [read_question(task)["gold_ids"] for split in tasks for task in tasks[split]]
     assert {id for ids in gold for id in ids} <= known and sum(map(bool, gold)) == 3655
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"answers": [None]}, "has an answer that is no text"),
+        ({"gold_ids": "12"}, "has gold_ids '12'; expected a list"),  # never read letter by letter
+        ({"gold_ids": 5}, "has gold_ids 5; expected a list"),
+    ],
+)
+def test_a_field_of_another_form_is_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "questions_train.jsonl", [{**asked("nq:1", "nq"), **more}])
+    with pytest.raises(ValueError, match=f"questions_train.jsonl:1 {message}"):
+        load_questions(tmp_path, "train")
+
+
+def test_one_id_for_two_questions_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "questions.jsonl", [asked("nq:1", "nq"), asked("nq:1", "nq"), asked("nq:2", "nq")])
+    assert import_questions(tmp_path, tmp_path / "there") == {"train": 2}
+    write_lines(tmp_path / "more_questions.jsonl", [{**asked("nq:1", "nq"), "answers": ["another"]}])
+    with pytest.raises(ValueError, match=r"questions.jsonl: the id 'nq:1' stands for two questions"):
+        import_questions(tmp_path, tmp_path / "there")
+
+
+def test_an_import_is_replaced_by_a_complete_one_only(tmp_path: Path) -> None:
+    """What failed leaves nothing behind; passages of an earlier import never stay beside other questions."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    write_lines(source / "questions.jsonl", [asked("nq:1", "nq")])
+    (source / "corpus.jsonl").write_text('{"title": "T", "text": "word"}\n\n')
+    import_questions(source, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(before) == {PASSAGES, "questions_train.jsonl"}
+    for wrong in ('{"title": "T"}', '{"title": "T", "te', "[1]"):
+        (source / "corpus.jsonl").write_text(wrong)
+        with pytest.raises(ValueError, match=r"corpus.jsonl:1 is no"):
+            import_questions(source, out)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (source / "corpus.jsonl").unlink()
+    import_questions(source, out)
+    assert [path.name for path in out.iterdir()] == ["questions_train.jsonl"]
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files; choose another folder"):
+        import_questions(source, out)
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
+
+
+def test_a_line_that_is_no_object_is_named_with_its_file(tmp_path: Path) -> None:
+    for text, message in (("[1]", r"a.jsonl:1 is no JSON object"), ("{}\n{", r"a.jsonl:2 is no JSON object")):
+        (tmp_path / "a.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            list(read_json_lines(tmp_path / "a.jsonl"))
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n{"a": 2}\n\n')
+    assert [record["a"] for _, record in read_json_lines(tmp_path / "a.jsonl")] == [1, 2]
+    packed = bytearray(gzip.compress(b'{"a": 1}\n' * 500))
+    packed[20:30] = bytes(10)
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(ValueError, match=r"a.jsonl.gz cannot be read"):
+        list(read_json_lines(tmp_path / "a.jsonl.gz"))

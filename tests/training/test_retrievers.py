@@ -77,6 +77,19 @@ def test_local_passages_by_line(passages: Path) -> None:
     assert [store[row] for row in range(5)] == list(read_passages(passages))
 
 
+def test_empty_lines_are_no_passages(tmp_path: Path) -> None:
+    lines = [json.dumps({"title": f"T{n}", "text": text}) for n, text in enumerate(TEXTS)]
+    path = tmp_path / "gaps.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\n".join(lines).encode() + b"\n\n")
+    retriever = Bm25Retriever(path)
+    assert retriever.search("dogs", 3) == [Passage("", "T2", "dogs bark")]
+    assert [p.title for p in retriever.search("cat sat", 3)] == ["T0", "T4", "T3"]
+    for text in ("", "\n", '{"title": "the", "text": "of"}\n'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"gaps.jsonl: there are no words to search in"):
+            passage_index(path)
+
+
 def test_an_index_belongs_to_the_content(passages: Path, tmp_path: Path) -> None:
     folder = passage_index(passages)
     copy = tmp_path / "elsewhere.jsonl"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,25 @@ def passage_of(record: Mapping[str, Any], where: str) -> Passage:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, JSON object) of each line; .gz files are unpacked. Raises ValueError on anything else."""
+    """(where it stands, JSON object) of each line that is not empty; .gz files are unpacked.
+
+    Raises: ValueError on anything else.
+    """
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:
+        with opened(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise ValueError("no JSON object")
+                    raise ValueError(f"{path}:{number} is no JSON object; expected one a line")
                 yield f"{path}:{number}", record
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read ({error}); bring it into place again") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}:{number} is no JSON object ({error}); the file may be cut") from error
 
 
@@ -74,6 +80,14 @@ class PassageStore:
 
 
 def line_ends(path: Path) -> np.ndarray:
-    """int64 [lines]: the byte behind each line of a file."""
-    with path.open("rb") as lines:
-        return np.cumsum([len(line) for line in lines], dtype=np.int64)
+    """int64 [lines]: the byte behind each line of a file that is not empty; an empty one belongs to the next."""
+    with path.open("rb") as file:
+        return np.fromiter(_ends(file), np.int64)
+
+
+def _ends(lines: Iterable[bytes]) -> Iterator[int]:
+    end = 0
+    for line in lines:
+        end += len(line)
+        if line.strip():
+            yield end

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from training.cache import replaced
 from training.envs.base import Task
 from training.envs.passages import read_json_lines, read_passages
 
@@ -63,9 +64,14 @@ def _question(record: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ValueError(
             f"{where} is no question; expected question, answers (or golden_answers) and dataset (or data_source)"
         )
+    if not all(isinstance(answer, str | int | float) for answer in answers):
+        raise ValueError(f"{where} has an answer that is no text; expected a list of texts")
     answers = [answer for answer in map(str, answers) if answer.strip()]
     if not answers:
         raise ValueError(f"{where} has no answers; leave the question out")
+    gold = record.get("gold_ids") or []
+    if not isinstance(gold, list):
+        raise ValueError(f"{where} has gold_ids {gold!r:.60}; expected a list of passage ids")
     dataset = dataset.removeprefix("searchR1_").lower()
     digest = hashlib.sha256(f"{text} {answers}".encode()).hexdigest()[:12]
     name = str(record.get("id") or digest)
@@ -74,7 +80,7 @@ def _question(record: Mapping[str, Any], where: str) -> dict[str, Any]:
         "dataset": dataset,
         "question": " ".join(text.split()),
         "answers": answers,
-        "gold_ids": [str(id) for id in record.get("gold_ids") or []],
+        "gold_ids": [str(id) for id in gold],
     }
 
 
@@ -86,28 +92,41 @@ def import_questions(source: str | Path, destination: str | Path) -> dict[str, i
     or HotpotQA is a training question where its file or its `source_split` says train, and held out where it says
     test; where neither says, and where there is only one of the two for a data set, one in eight is held out by the
     hash of its id. The other data sets are valid_unseen.
-    What an earlier import brought is replaced.
-    Raises: ValueError where the folder holds no questions, or a line is none.
+    What an earlier import brought, passages too, is replaced once everything is read.
+    Raises: ValueError where the folder holds no questions, a line is none, an id stands for two questions, or
+    `destination` holds something else.
     """
     source, destination = Path(source), Path(destination)
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; give one with questions.jsonl(.gz) and corpus.jsonl(.gz)")
-    files = sorted(path for path in source.rglob("*") if path.name.endswith(_TABLES))
+    ours = {PASSAGES, *(f"questions_{split}.jsonl" for split in SPLITS)}
+    if destination.is_dir() and {path.name for path in destination.iterdir()} - ours:
+        raise ValueError(f"{destination} is there and holds other files; choose another folder")
+    files = sorted(path for path in source.rglob("*") if path.name.endswith(_TABLES) and path.is_file())
+    files = [path for path in files if destination.resolve() not in path.resolve().parents]
     asked = [path for path in files if _is_questions(path.name.lower())]
     passages = [path for path in files if any(word in path.name.lower() for word in ("corpus", "passages"))]
-    found = {r["id"]: (r, said) for path in asked for r, said in _with_split(path)}
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for path in asked:
+        for record, said in _with_split(path):
+            if record["id"] in found and record != found[record["id"]][0]:
+                raise ValueError(f"{path}: the id {record['id']!r} stands for two questions; give each its own")
+            found[record["id"]] = record, said
     if not found:
         raise ValueError(f"{source}: no questions; expected questions.jsonl(.gz), or train and test .parquet")
     if len(passages) > 1:
         raise ValueError(f"{source}: two passage files, {passages[0].name} and {passages[1].name}; leave one")
     splits = _split(found)
-    destination.mkdir(parents=True, exist_ok=True)
-    if passages:
-        write_lines(destination / PASSAGES, map(asdict, read_passages(passages[0])))
-    for split in SPLITS:
-        (destination / f"questions_{split}.jsonl").unlink(missing_ok=True)
-        if splits[split]:
-            write_lines(destination / f"questions_{split}.jsonl", splits[split])
+
+    def write(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        if passages:
+            write_lines(folder / PASSAGES, map(asdict, read_passages(passages[0])))
+        for split in SPLITS:
+            if splits[split]:
+                write_lines(folder / f"questions_{split}.jsonl", splits[split])
+
+    replaced(destination, write)
     return {split: len(records) for split, records in splits.items() if records}
 
 

@@ -114,6 +114,8 @@ def passage_index(passages: Path) -> Path:
     digest.update(Path(bm25.__file__).read_bytes())
 
     def build(folder: Path) -> None:
+        if not any(bm25.words(f"{passage.title} {passage.text}") for passage in read_passages(passages)):
+            raise ValueError(f"{passages}: there are no words to search in; bring passages in again")
         bm25.build((f"{passage.title} {passage.text}" for passage in read_passages(passages)), folder)
         np.save(folder / "ends.npy", line_ends(passages))
 

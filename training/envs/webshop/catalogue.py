@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,16 @@ def generate(folder: Path, products: int = PRODUCTS, seed: int = 0) -> Path:
 def _catalogue(products: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     taken: set[str] = set()
     for number in range(products):
-        record, entry = _product(number, seed)
-        digest, salt = record["asin"], 0
-        while digest in taken:
-            salt += 1
-            digest = _asin(number, seed, salt)
-        taken.add(digest)
-        yield {**record, "asin": digest}, entry
+        record, entry = _product(number, seed, taken)
+        taken.add(record["asin"])
+        yield record, entry
 
 
-def _product(number: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A product's record in items_shuffle and its entry in items_ins_v2; decided by its number and the seed."""
+def _product(number: int, seed: int, taken: Container[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A product's record in items_shuffle and its entry in items_ins_v2; decided by its number and the seed.
+
+    Args: taken, the ids of the products before it.
+    """
     table = words()
     family = list(table["families"].values())[number % len(table["families"])]
     rng = keyed_generator("product", seed, number)
@@ -69,7 +67,7 @@ def _product(number: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     price = round(float(rng.uniform(low, high)), 2)
     ranged = rng.random() < 0.25
     record = {
-        "asin": _asin(number, seed, 0),
+        "asin": _asin(brand, kind, taken),
         "name": f"{brand} {kind}, {', '.join(text.title() for text in named)}",
         "category": family["category"],
         "query": query,
@@ -105,14 +103,31 @@ def _options(rng: np.random.Generator, pools: Mapping[str, list[str]], price: fl
     }
 
 
-def asin_pairs() -> list[str]:
-    """What the ids of made-up products consist of, five pairs each: few enough to be tokens of a small vocabulary."""
-    return [letter + digit for letter in string.ascii_uppercase for digit in string.digits]
+@lru_cache(maxsize=1)
+def codes() -> tuple[dict[str, str], dict[str, str]]:
+    """What the ids of made-up products consist of: brand -> its code, and kind of product -> its code.
+
+    An id says what it names, so that a small policy learns to click it: to copy letters without a meaning takes more
+    training than all the rest.
+    """
+    kinds = [kind[0] for family in words()["families"].values() for kind in family["kinds"]]
+    return _codes({brand: brand for brand in words()["brands"]}, 4), _codes({kind: kind.split()[-1] for kind in kinds}, 3)
 
 
-def _asin(number: int, seed: int, salt: int) -> str:
-    pairs, digest = asin_pairs(), hashlib.sha256(f"asin {seed} {number} {salt}".encode()).digest()
-    return "B0" + "".join(pairs[int.from_bytes(digest[i : i + 2]) % len(pairs)] for i in range(0, 8, 2))
+def _codes(words: Mapping[str, str], letters: int) -> dict[str, str]:
+    """Name -> the first letters of its word, or the next choice of them that no other name has."""
+    found: dict[str, str] = {}
+    for name, word in words.items():
+        choices = map("".join, combinations("".join(filter(str.isalpha, word.upper())), letters))
+        found[name] = next(code for code in choices if code not in found.values())
+    return found
+
+
+def _asin(brand: str, kind: str, taken: Container[str]) -> str:
+    """Ten characters: B0, the codes of brand and kind, and the first number that is free."""
+    start = f"B0{codes()[0][brand]}{codes()[1][kind]}"
+    numbered = (start[: 10 - len(number)] + number for number in map(str, count()))
+    return next(asin for asin in numbered if asin not in taken)
 
 
 def _one(rng: np.random.Generator, pool: list[str]) -> str:

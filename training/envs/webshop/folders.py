@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 
-from training.cache import cache_dir, made_once
+from training.cache import cache_dir, made_once, replaced
 from training.config import EnvConfig
 from training.envs import bm25
 from training.envs.webshop import catalogue, goals, products, shop
@@ -55,13 +53,7 @@ def import_shop(source: str | Path, out: Path | None = None, wording: Wording = 
         )
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ValueError(f"{folder} is there but holds no shop; choose another folder")
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    try:
-        counts = build(Path(source), partial, wording)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    counts = replaced(folder, lambda partial: build(Path(source), partial, wording))
     return folder, f"{counts['products']} products, {counts['goals']} {wording} goals"
 
 
