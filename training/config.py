@@ -180,12 +180,12 @@ def _tiny_search() -> Config:
 
 
 def _tiny_webshop() -> Config:
-    """WebShop's invented shop for the tiny policy that was taught its format: two products on a page of results."""
+    """WebShop's invented shop for the tiny policy that was taught its format: one product on a page of results."""
     base = _tiny()
     return replace(
         base,
         recipe="tiny-webshop-grpo",
-        env=EnvConfig(kind="webshop", max_turns=12, show_admissible=False, shop=ShopConfig(products=2)),
+        env=EnvConfig(kind="webshop", max_turns=12, show_admissible=False, shop=ShopConfig(products=1)),
         model=ModelConfig(name="tiny-webshop"),
         sampler=replace(base.sampler, max_new_tokens=48),
         eval=replace(base.eval, panel="sdar_valid"),

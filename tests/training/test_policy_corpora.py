@@ -187,9 +187,9 @@ def test_words_that_are_copied_are_the_same_tokens_everywhere(taught: Any) -> No
         begun = {"Rosavia", "Maravia"}  # with a first name
         assert lengths == {name: 1 if name in whole else 3 if name in begun else 2 for name in lengths}
     else:
-        shown, clicked = (tokenizer.tokenize(t) for t in ("a [SEP] B0AX3T9Q7Z [SEP] b", "click[B0AX3T9Q7Z]"))
-        assert clicked == ["click[", *"B0AX3T9Q7Z", "]"]
-        assert shown[2:-2] == ["\u0120B", *"0AX3T9Q7Z"]
+        shown, clicked = (tokenizer.tokenize(t) for t in ("a [SEP] B0SILVSHO1 [SEP] Silvane", "click[B0SILVSHO1]"))
+        assert clicked == ["click[", *(parts := ["B0", "SILV", "SHO", "1"]), "]"]
+        assert shown[2:-2] == ["\u0120", *parts] and shown[-1] == "\u0120Silvane"
     text = "".join(texts(made))
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 

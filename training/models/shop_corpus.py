@@ -2,7 +2,7 @@
 skills written from finished visits.
 
 A hasty customer leaves the options out of the search, or buys before all of them are chosen: what reinforcement is
-to mend. The shop has a seed of its own, and product ids are drawn anew for every example.
+to mend. The shop has a seed of its own, and brands are drawn anew for every example.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from diagnostics.records import Message, Trajectory, Turn
 from training.envs.base import Task
 from training.envs.rooms import keyed_generator
+from training.envs.webshop.catalogue import codes
 from training.envs.webshop.env import WebShopEnv
 from training.envs.webshop.folders import generated_shop
 from training.envs.webshop.pages import SEPARATOR
@@ -26,10 +27,9 @@ from training.models.tiny import Lessons, Recipe, Report
 from training.skills.hindsight import hindsight_messages
 
 HASTE = 0.37  # chance that a search leaves the options out, or that an option is not chosen
-PRODUCTS = 2  # on a page of results
+PRODUCTS = 1  # on a page of results
 OPENED = 2  # products that are looked at
 MAX_TURNS = 12
-LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ASIN = re.compile(r"\bB0([0-9A-Z]{8})\b", re.IGNORECASE)
 _NUMBER = re.compile(r"Take number (\d)\.")
 
@@ -57,9 +57,10 @@ class Customer:
             return what, f"search[{query}]"
         if pieces[1].startswith("Page "):
             found = [piece for piece in pieces if _ASIN.fullmatch(piece)]
-            number = min(self.next, len(found))
+            if not pieces[1].startswith(f"Page {self.next} ") and "Next >" in pieces:
+                return f"number {self.next}", "click[next >]"
             self.next += 1
-            return f"number {number}", f"click[{found[number - 1]}]"
+            return pieces[pieces.index(found[0]) + 1].split()[0], f"click[{found[0]}]"
         missing = [value for value in self.options.values() if value not in pieces]
         if missing and not hasty and self.next <= self.last:
             self.chosen = []
@@ -135,22 +136,19 @@ def _acting(trajectory: Trajectory) -> Example:
 
 
 def renamed(messages: Sequence[Message], rng: np.random.Generator, every: bool) -> tuple[Message, ...]:
-    """The chat with new product ids, the same wherever they stand: what is clicked is copied, never known."""
-    fresh: dict[str, str] = {}
-
-    def swap(match: re.Match[str]) -> str:
-        old = match[1].upper()
-        if old not in fresh:
-            fresh[old] = "".join(LETTERS[i] for i in rng.integers(len(LETTERS), size=len(old)))
-        return "B0" + fresh[old] if match[0].isupper() else "b0" + fresh[old].lower()
-
-    return tuple(Message(m.role, _ASIN.sub(swap, m.content)) for m in messages)
+    """The chat with the brands permuted, in titles and in ids: what is clicked is copied, never known."""
+    brands, _ = codes()
+    swap: dict[str, str] = {}
+    for old, new in zip(brands, rng.permutation(list(brands)).tolist(), strict=True):
+        begins = [f"B0{brands[brand]}" for brand in (old, new)]
+        swap |= {old: new, begins[0]: begins[1], begins[0].lower(): begins[1].lower()}
+    names = re.compile("|".join(swap))
+    return tuple(Message(m.role, names.sub(lambda match: swap[match[0]], m.content)) for m in messages)
 
 
 LESSONS = Lessons(
     corpus=make_corpus,
     renamed=renamed,
-    words=lambda: ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure"],
-    whole=lambda: [SEPARATOR.rstrip(), "search[", "click["],
-    plain=lambda text: _ASIN.sub("", text),  # so that an id is read letter by letter: few kinds of token are copied
+    words=lambda: ["system", "user", "assistant", "Skill", "Task", "Outcome", "success", "failure", *codes()[0]],
+    whole=lambda: [SEPARATOR.rstrip(), "search[", "click[", "B0", *codes()[0].values(), *codes()[1].values()],
 )

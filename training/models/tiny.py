@@ -73,7 +73,6 @@ class Lessons:
     renamed: Callable[[Sequence[Message], np.random.Generator, bool], tuple[Message, ...]]
     words: Callable[[], Sequence[str]]  # each one token, at the start of a line and after a space
     whole: Callable[[], Sequence[str]]  # strings that are one token wherever they stand
-    plain: Callable[[str], str] = lambda text: text  # a text without what the vocabulary is not to be learnt from
 
 
 def _household_corpus(recipe: Recipe, work: Path, report: Report) -> list[Example]:
@@ -126,7 +125,7 @@ def make_tokenizer(corpus: Sequence[str], vocabulary: int, lessons: Lessons = HO
     )
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.pre_tokenizer = base.backend_tokenizer.normalizer, base.backend_tokenizer.pre_tokenizer
-    bpe.train_from_iterator([*lists, *map(lessons.plain, corpus)], trainer)
+    bpe.train_from_iterator([*lists, *corpus], trainer)
     learned: dict[str, Any] = json.loads(bpe.to_str())["model"]
     merges: Any = [tuple(merge) for merge in learned["merges"]]
     tokenizer = Qwen2Tokenizer(

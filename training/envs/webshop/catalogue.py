@@ -111,7 +111,9 @@ def codes() -> tuple[dict[str, str], dict[str, str]]:
     training than all the rest.
     """
     kinds = [kind[0] for family in words()["families"].values() for kind in family["kinds"]]
-    return _codes({brand: brand for brand in words()["brands"]}, 4), _codes({kind: kind.split()[-1] for kind in kinds}, 3)
+    return _codes({brand: brand for brand in words()["brands"]}, 4), _codes(
+        {kind: kind.split()[-1] for kind in kinds}, 3
+    )
 
 
 def _codes(words: Mapping[str, str], letters: int) -> dict[str, str]:
