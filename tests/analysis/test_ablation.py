@@ -98,9 +98,12 @@ def test_unknown_study_names_the_nearest():
         find_study("chanels")
 
 
+WHOLE = {"pr-opd-webshop", "table1"}  # of a reproduction
+
+
 def test_the_ready_studies_are_there():
     asked = "channels baselines pcsd-components pcsd-lambda sdar-gates sdar-beta sdar-lambda objective retrieval warmup"
-    assert set(ready_studies()) == {*asked.split(), "layers", "horizon", "pcsd-main", "sdar-main"}
+    assert set(ready_studies()) == {*asked.split(), "layers", "horizon", "pcsd-main", "sdar-main", *WHOLE}
     arms = {name: {arm.name: arm for arm in find_study(name).arms} for name in ready_studies()}
     assert {arm.settings["method_config.coefficient"] for arm in arms["pcsd-lambda"].values()} == {0, 0.005, 0.01, 0.05}
     assert {arm.settings["method_config.beta"] for arm in arms["sdar-beta"].values()} == {0, 1, 5, 10}
