@@ -1,6 +1,7 @@
 """Evaluation episodes and the skills in their prompts, kept as artifacts of a run.
 
     <run>/trajectories/<env>_<panel>_step<n>_seed<s>[_<protocol>]      <run>/skills/<the same name>
+    <run>/unfinished/<the same name>                                   what a panel that broke off has finished
 
 An artifact that was played by the same weights in the same way is not played again, so that a command that is repeated
 after an interruption, or asks for one seed more, plays only what is missing.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,19 +24,24 @@ from diagnostics.artifact import (
     load_artifact,
     load_skills,
     load_trajectories,
+    save_artifact,
     save_skills,
     save_trajectories,
 )
+from diagnostics.columns import table_trajectories, trajectory_table
 from diagnostics.progress import progress as show_progress
-from diagnostics.records import Skill
+from diagnostics.records import Skill, Trajectory
 from diagnostics.run import tokenizer_digest
 from training.config import Config, EnvConfig
 from training.expert_play import expert_episodes, expert_skills
-from training.models.load import load_policy
+from training.models.load import load_policy, model_source
 from training.options import TRIALS, Protocol
 from training.protocols import experience, insight_skills, library_skills, reflexion
+from training.samplers.server import vllm_command
 from training.session import EARLIER_SEED, Session
 from training.subject import Subject, keep_config
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -74,7 +82,7 @@ def panel_episodes(
         else:
             written = {} if skills is None else load_skills(skills.path)
             texts = {skill.task_id: skill.text for skill in written.values()}
-            trajectories = session.evaluate(seed, texts, progress)
+            trajectories = _evaluate(session, run / "unfinished" / name, seed, texts, played, progress)
     saved = save_trajectories(
         run / "trajectories" / name,
         trajectories,
@@ -88,15 +96,37 @@ def panel_episodes(
     return saved
 
 
+def _evaluate(
+    session: Session, path: Path, seed: int, texts: Mapping[str, str], played: dict[str, Any], progress: Progress | None
+) -> list[Trajectory]:
+    """The panel, less what stands at `path` from a time when it broke off; what is finished when it breaks off now is
+    kept there."""
+    kept = _kept(path, "unfinished", played)
+    finished = [] if kept is None else table_trajectories(kept.table("trajectories"))
+    before = len(finished)
+    try:
+        trajectories = session.evaluate(seed, texts, progress, finished)
+    except BaseException:
+        if len(finished) > before:
+            given = {"config": session.config, "seeds": [seed], "extra": {"played": played}}
+            save_artifact(path, "unfinished", tables={"trajectories": trajectory_table(finished)}, **given)
+            log.warning("%d finished episodes are kept; the same command goes on from them", len(finished))
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    return trajectories
+
+
 def play_seeds(
     subject: Subject, config: Config, seeds: Sequence[int], *, protocol: Protocol, trials: int, device: str
 ) -> list[Artifact]:
     """The panel played by a subject at several evaluation seeds, as artifacts of its run in their order."""
+    if config.sampler.engine == "vllm":  # what it cannot serve is said before anything is loaded or written
+        vllm_command(model_source(subject.source)[0], config.model.dtype)
     model, tokenizer = load_policy(subject.source, config.model.dtype, device)
-    keep_config(subject.run, config)
     artifacts = []
     with Session(config, model, tokenizer, subject.step, subject.source) as session:
         each = len(session.panel_tasks) * trials
+        keep_config(subject.run, config)  # not before: a request that is refused makes no folder
         with show_progress("eval", each * len(seeds)) as report:
             for index, seed in enumerate(seeds):
 

@@ -50,6 +50,7 @@ def evaluate(
     show_admissible: bool = True,
     skills: Mapping[tuple[str, int], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    finished: list[Trajectory] | None = None,
 ) -> list[Trajectory]:
     """Plays every task `attempts` times, in the order of the task ids, at the sampler's temperature.
 
@@ -70,6 +71,7 @@ def evaluate(
         show_admissible=show_admissible,
         skills=skills,
         progress=progress,
+        finished=finished,
     )
     return trajectories
 

@@ -70,6 +70,7 @@ def rollout(
     show_admissible: bool = True,
     skills: Mapping[tuple[str, int], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    finished: list[Trajectory] | None = None,
 ) -> tuple[list[Trajectory], RolloutStats]:
     """Plays every start once; a reply depends on (seed, task, attempt, turn) and on what the policy has read.
 
@@ -77,7 +78,8 @@ def rollout(
     Args: seed of the draws; step is only recorded; max_turns replies of an episode; max_context tokens of a segment,
         an episode that could pass it stops; history is the number of earlier turns shown under `windowed`; skills
         maps (task id, attempt) to the text placed in the player's own prompt; progress(finished, total) is called
-        after every turn of a wave.
+        after every turn of a wave; finished, episodes of these starts that are not played again: each other one is
+        added as it ends, so that its owner still has them when the rollout breaks off.
     Returns: trajectories in the order of the starts, and counters. A crashed environment gives a trajectory with stop
         reason "error" and its text, which is no loss: leave it out of denominators.
     Raises: ValueError when a start is listed twice: its replies would be the same.
@@ -88,25 +90,31 @@ def rollout(
             f"rollout: {len(starts) - len(names)} starts are listed twice; give each its own attempt number"
         )
     stats = RolloutStats()
+    finished = [] if finished is None else finished
+    before = {(trajectory.task_id, trajectory.attempt) for trajectory in finished}
     episodes = [
         Episode(start, seed, sampler, history, show_admissible, (skills or {}).get((start.task.id, start.attempt)))
         for start in starts
+        if (start.task.id, start.attempt) not in before
     ]
     for first in range(0, len(episodes), sampler.batch_size):
         wave = dict(enumerate(episodes[first : first + sampler.batch_size]))
         session = sampler.session(len(wave))
         for slot, answer in pool.reset({slot: episode.start.task for slot, episode in wave.items()}).items():
             wave[slot].observe(answer, max_turns)
+        finished += [episode.trajectory(step) for episode in wave.values() if episode.stop is not None]
         while live := {slot: episode for slot, episode in wave.items() if episode.stop is None}:
             requests = {slot: episode.request(max_context, stats) for slot, episode in live.items()}
             replies = session.reply({slot: request for slot, request in requests.items() if request is not None})
             actions = {slot: live[slot].take(reply, stats) for slot, reply in replies.items()}
             for slot, answer in pool.step(actions).items():
                 live[slot].observe(answer, max_turns)
+            finished += [episode.trajectory(step) for episode in live.values() if episode.stop is not None]
             if progress:
-                progress(sum(episode.stop is not None for episode in episodes), len(episodes))
+                progress(len(finished), len(starts))
     stats.episodes, stats.errors = len(episodes), sum(episode.stop == "error" for episode in episodes)
-    return [episode.trajectory(step) for episode in episodes], stats
+    found = {(trajectory.task_id, trajectory.attempt): trajectory for trajectory in finished}
+    return [found[start.task.id, start.attempt] for start in starts], stats
 
 
 @dataclass

@@ -201,9 +201,14 @@ class Session:
         return "<skill>" in self.tokenizer.get_vocab()
 
     def evaluate(
-        self, seed: int, skills: Mapping[str, str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        seed: int,
+        skills: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        finished: list[Trajectory] | None = None,
     ) -> list[Trajectory]:
-        """Every task of the panel once; `skills` maps a task id to the text in the player's own prompt."""
+        """Every task of the panel once; `skills` maps a task id to the text in the player's own prompt; `finished` as
+        in rollout()."""
         return evaluate(
             self.sampler(self.config.eval.temperature),
             self.pool,
@@ -212,6 +217,7 @@ class Session:
             step=self.step,
             skills=None if skills is None else {(task, 0): text for task, text in skills.items()},
             progress=progress,
+            finished=finished,
             **self._limits,
         )
 
