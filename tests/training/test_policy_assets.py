@@ -19,7 +19,7 @@ from training.models.policies import POLICIES
 from training.session import Session
 
 # Success on the whole panel under the recipe's evaluation, three evaluation seeds: docs/log.md.
-MEASURED = {"tiny-search": 0.292}
+MEASURED = {"tiny-search": 0.292, "tiny-webshop": 0.253}
 EPISODES = 32
 RARE = 1e-4  # a policy of the measured rate falls outside this seldom
 
