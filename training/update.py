@@ -138,11 +138,11 @@ def accumulate(
         batch, pair = _read_part(learner, needs, part, of)
         result = loss_fn(learner, needs, batch, pair)
         loss = result.loss
+        learns |= loss.requires_grad
         if processes > 1:  # every process walks back through all weights, also with no token of its own
             loss = processes * loss + pair.student_logprobs[:0].sum()
         if loss.requires_grad:
             loss.backward()
-            learns = True
         means.add({**result.metrics, **gap_metrics(batch, pair), **state_metrics(pair, batch.distilled)})
         modules = learner.learned.modules
         if batch.distilled.any() and modules is not None and modules.extra_updates:

@@ -6,19 +6,14 @@ import pytest
 
 from training.cluster.refuse import refuse
 from training.config import Config
+from training.method import available_methods
 from training.methods.sdar import SdarConfig
 from training.settings import with_method
 
 
-@pytest.mark.parametrize("method", ["grpo", "sdar", "pcsd", "pr_opd", "rlsd", "skill_sd"])
-def test_most_methods_run(method: str) -> None:
+@pytest.mark.parametrize("method", available_methods())
+def test_every_method_runs_as_it_is(method: str) -> None:
     refuse(with_method(replace(Config(), steps=3), method))
-
-
-@pytest.mark.parametrize(("method", "what"), [("opid", "single turns"), ("skillrl", "library that grows")])
-def test_two_do_not(method: str, what: str) -> None:
-    with pytest.raises(ValueError, match=f"{method!r} needs .*{what}.*--engine local"):
-        refuse(with_method(replace(Config(), steps=3), method))
 
 
 def test_a_distribution_of_other_weights_is_refused() -> None:

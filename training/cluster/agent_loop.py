@@ -34,14 +34,25 @@ SKILL_TOKENS = 96  # of a written skill, as in skills/hindsight.py
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play. All that a loop needs besides the run's configuration."""
+    """One episode to play."""
 
+    config: str  # path of the run's config.json, which every node sees
     start: Start
     seed: int
     step: int
     temperature: float
     skill: str | None  # in the player's own prompt
     write: bool  # also write a hindsight skill when it is over
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One reply to write, without an environment."""
+
+    prompt: Sequence[int]
+    key: Key
+    limit: int  # tokens
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Lost:
 class Parcel:
     """What verl passes on unopened: it would turn a dataclass in its fields into a dict."""
 
-    def __init__(self, content: Played | Lost) -> None:
+    def __init__(self, content: Played | Reply | Lost) -> None:
         self.content = content
 
 
@@ -98,20 +109,23 @@ def _pool(path: str, tokenizer: str) -> AsyncPool:
 
 
 class UndertowLoop(AgentLoopBase):
-    """One episode, and where asked one skill written from it by the same weights."""
+    """One episode, and where asked one skill written from it by the same weights; or a single reply."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        job: Job = row["job"]
+        job: Job | Ask = row["job"]
         try:
-            return _output(await self._play(job), self.tokenizer.eos_token_id)
+            if isinstance(job, Ask):
+                answer: Played | Reply = await self._reply(job.key, job.prompt, job.limit, job.temperature)
+            else:
+                answer = await self._play(job)
+            return _output(answer, self.tokenizer.eos_token_id)
         except Exception as error:  # the trainer says it in one sentence
             reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
             return _output(Lost(reason), self.tokenizer.eos_token_id)
 
     async def _play(self, job: Job) -> Played:
-        path = self.config.undertow.config
-        config = settings(path)
-        pool = _pool(path, self.config.actor_rollout_ref.model.path)
+        config = settings(job.config)
+        pool = _pool(job.config, self.config.actor_rollout_ref.model.path)
         sampler, env, stats = config.sampler, config.env, RolloutStats()
         voice: Any = _Voice(self.tokenizer, sampler.protocol, sampler.max_new_tokens)
         episode = Episode(job.start, job.seed, voice, env.history, env.show_admissible, job.skill)
@@ -138,8 +152,7 @@ class UndertowLoop(AgentLoopBase):
             return None
         terse = "<skill>" in self.tokenizer.get_vocab()
         prompt = prompt_ids(self.tokenizer, hindsight_messages(trajectory, terse))
-        seed = settings(self.config.undertow.config).seed
-        key = (seed, trajectory.task_id, trajectory.attempt, "skill", job.step)
+        key = (settings(job.config).seed, trajectory.task_id, trajectory.attempt, "skill", job.step)
         text = parse_skill((await self._reply(key, prompt, SKILL_TOKENS, job.temperature)).text)
         if not text:
             return None
@@ -169,8 +182,8 @@ class UndertowLoop(AgentLoopBase):
         return Reply(np.array(ids, np.int32), logprobs, decode_reply(self.tokenizer, ids), ended, 0)
 
 
-def _output(found: Played | Lost, filler: int) -> AgentLoopOutput:
-    """verl sees the last segment; an episode without one is a prompt of one token and an unmasked one behind it."""
+def _output(found: Played | Reply | Lost, filler: int) -> AgentLoopOutput:
+    """verl sees an episode's last segment, else a prompt of one token and an unmasked one behind it."""
     prompt, response, mask, logprobs, reward, turns = [filler], [filler], [0], [0.0], 0.0, 0
     if isinstance(found, Played):
         reward, turns = found.trajectory.reward, len(found.trajectory.turns)

@@ -64,7 +64,7 @@ def dry_run(config: Config, run: Path, cluster: ClusterConfig, model: str) -> Dr
                 "vLLM's share": layout.share,
                 "full episodes in its cache": found.sequences,
                 "episodes at once": found.live,
-                "host memory of a node, GiB": round(found.host),
+                "host memory of the first node, GiB": round(found.host),
             }
         ],
         "one training step, an order of magnitude": _times(config, extra, shape, cluster, layout),

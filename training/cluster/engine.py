@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
@@ -75,9 +74,7 @@ class PairedEngine(transformer_impl.FSDPEngineWithLMHead):
             return Objective(*loss_function(model_output=pair, data=Micro(learner, needs, batch), dp_group=None))
 
         learns = accumulate(self.learner, task.needs, list(data[ROWS]), task.of, self.means, loss)
-        anybody = torch.tensor(int(learns))
-        dist.all_reduce(anybody, op=dist.ReduceOp.MAX)
-        self.learns = bool(anybody)
+        self.learns = self.learner.lying.anywhere(learns)
         return {"model_output": {}, "loss": [], "metrics": {}}
 
     def optimizer_step(self) -> float:

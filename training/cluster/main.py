@@ -22,6 +22,8 @@ from training.cluster.layout import ClusterConfig
 from training.cluster.refuse import refuse
 from training.cluster.weights import origin
 from training.config import Config
+from training.envs.panels import disjoint
+from training.session import Session
 from training.settings import refuse_changes
 from training.start import record
 from training.subject import find_subject, write_json
@@ -31,6 +33,7 @@ CPU = {
     "VERL_USE_EXTERNAL_MODULES": "training.cluster.cpu",
     "OMP_NUM_THREADS": "1",
     "RAY_prestart_worker_first_driver": "0",  # a process for each logical CPU, which nothing here would use
+    "RAY_worker_niceness": "0",  # here workers do the work; Ray's own 15 makes them wait for everything else
 }
 
 
@@ -43,9 +46,14 @@ def train_on_cluster(config: Config, run: Path, args: Mapping[str, Any], cluster
     """
     if config.init_from is not None:
         config = replace(config, init_from=str(Path(find_subject(config.init_from, config).source).resolve()))
+    if config.method.endswith(".py"):
+        config = replace(config, method=str(Path(config.method).resolve()))  # workers stand in other folders
     run = run.resolve()
     refuse_changes(config, run)
     refuse(config)
+    if config.eval.every:
+        with Session(config, None, None) as session:
+            disjoint(session.train_tasks, session.panel)
     record(config, run, args)
     said = dry_run(config, run, cluster, origin(config))
     write_json(run / "verl.json", said.settings)
@@ -128,7 +136,8 @@ def main() -> None:
     try:
         print(start(compose({word.key_or_group: word.value() for word in words})))
     except (ConnectionError, ValueError, FloatingPointError) as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

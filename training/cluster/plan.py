@@ -24,6 +24,7 @@ MARGIN = 0.08  # of a GPU's memory, kept free for fragmentation
 LOGITS = 2**25  # of one piece of the head, as in diagnostics/forward.py
 LOGIT_BYTES = 14  # of each: bfloat16, float32, its log-softmax, the gradient
 SYNC = 2.0  # GiB: the bucket in which weights travel to vLLM
+CHECKPOINT = 12  # bytes a parameter: weights and moments, gathered in one process
 LEAST_SEQUENCES = 4  # of full length that vLLM's cache must hold, else it thrashes
 
 
@@ -49,7 +50,7 @@ class Plan:
     layout: Layout
     items: tuple[Item, ...]
     budget: float  # GiB of a GPU that may be filled
-    host: float  # GiB of host memory on a node, for what is offloaded
+    host: float  # GiB of host memory on the first node: what is offloaded, and a checkpoint when it is written
     sequences: int  # of full length that vLLM's cache holds on one replica
     live: int  # episodes that one replica plays at once
 
@@ -114,13 +115,13 @@ def plan(config: Config, extra: Extra, shape: Shape, cluster: ClusterConfig, lay
     sharded = shape.parameters / cluster.world / GIB
     frozen = 4 * sharded if _frozen(extra.needs) else 0.0
     cache, live = _cache(config, shape, cluster, layout, gpu)
-    items = (*_update(config, extra, shape, layout, sharded, frozen), *_rollout(layout, gpu, sharded, frozen))
+    items = (*_update(config, extra, shape, layout, sharded, frozen), *_rollout(layout, gpu, sharded))
     held = {"none": 0, "idle": 12, "cpu": 16}[layout.offload] + (4 if _reference(config, extra.needs) else 0)
     return Plan(
         layout,
         items,
         budget=gpu.memory * (1 - MARGIN),
-        host=held * sharded * cluster.gpus,
+        host=held * sharded * cluster.gpus + CHECKPOINT * shape.parameters / GIB,
         sequences=int(cache * GIB / (shape.kv_bytes * config.sampler.max_context / layout.tensor_parallel)),
         live=live,
     )
@@ -170,7 +171,7 @@ def _response_share(config: Config) -> float:
     return sampler.max_new_tokens / sampler.max_context if sampler.protocol == "windowed" else 1.0
 
 
-def _rollout(layout: Layout, gpu: Gpu, sharded: float, frozen: float) -> Iterator[Item]:
+def _rollout(layout: Layout, gpu: Gpu, sharded: float) -> Iterator[Item]:
     yield Item("rollout", "vLLM: weights and cache", layout.share * gpu.memory)
     if layout.offload == "none":
         yield Item("rollout", "weights and AdamW moments, float32", 12 * sharded)

@@ -62,10 +62,17 @@ class Sharded(Whole):
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         return parts + [[empty_row(parts[0][0])]] * (int(count) - len(parts))
 
+    def anywhere(self, here: bool) -> bool:
+        """Whether something is so in any process."""
+        found = torch.tensor(int(here), device=self._device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return bool(found)
+
     def clip(self, parameters: Sequence[Tensor], limit: float) -> float:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm: Any = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+            there: Any = norm.to(self._device)
+            norm = there.full_tensor()
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
 

@@ -9,6 +9,7 @@ engine. Its data loader is left out: tasks follow from (seed, step), panels from
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,14 +23,14 @@ from verl.utils import tensordict_utils as tu
 
 from diagnostics.artifact import load_trajectories
 from diagnostics.records import Skill, Trajectory
-from training.cluster.agent_loop import Job, Lost, Played, settings
+from training.cluster.agent_loop import Ask, Job, Lost, Played, settings
 from training.cluster.learner import ClusterLearner
 from training.cluster.worker import UndertowWorker
 from training.config import Config
-from training.envs.panels import disjoint
 from training.episodes import panel_episodes
 from training.evaluate import as_metrics, summarise
 from training.rollout import Start, group_starts
+from training.samplers.base import Key, Reply
 from training.session import Session
 from training.subject import first_step
 from training.train import Sources, run_steps
@@ -74,12 +75,10 @@ class UndertowTrainer(PPOTrainerSync):
         path, run = Path(self.config.undertow.config), Path(self.config.undertow.run)
         config = settings(str(path))
         learner = ClusterLearner(self.actor_rollout_wg, config, run)
-        with ClusterSession(config, None, self.tokenizer, play_jobs=self.play, learner=learner) as session:
+        with ClusterSession(config, None, self.tokenizer, path=path, learner=learner, play_jobs=self.play) as session:
             source = session.skill_source
             if source is not None and "skills" in learner.state:
                 source.restore(learner.state["skills"])
-            if config.eval.every:
-                disjoint(session.train_tasks, session.panel)
             before = first_step(config)
             parents = [] if config.init_from is None else [Path(config.init_from).parent.parent]
 
@@ -92,13 +91,13 @@ class UndertowTrainer(PPOTrainerSync):
                 shown = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
                 print(f"step {step} of {config.steps}: {shown}", flush=True)
 
-            sources = Sources(session.write_skills, None, source)
+            sources = Sources(session.write_skills, session.write_step_skills, source)
             run_steps(learner, run, self.tokenizer, session.rollout, sources, evaluate, report)
 
-    def play(self, jobs: Sequence[Job]) -> list[Played]:
-        """Every job's episode, in their order, played with the weights as they are now.
+    def play(self, jobs: Sequence[Job | Ask]) -> list[Any]:
+        """What comes of every job (Played) and question (Reply), in their order, with the weights as they are now.
 
-        Raises: RuntimeError, in one sentence, when an episode is lost by something that is no environment.
+        Raises: RuntimeError, in one sentence, when one is lost by something that is no environment.
         """
         self.global_steps += 1
         self.checkpoint_manager.update_weights(self.global_steps)
@@ -121,8 +120,25 @@ class UndertowTrainer(PPOTrainerSync):
         return given
 
 
+@dataclass(frozen=True)
+class Servers:
+    """verl's servers, as far as whoever writes skills asks a Sampler. Args: play, as UndertowTrainer.play."""
+
+    tokenizer: Any
+    temperature: float
+    play: Callable[[Sequence[Ask]], list[Reply]]
+
+    def generate(self, prompts: Sequence[Sequence[int]], keys: Sequence[Key], max_new_tokens: int) -> list[Reply]:
+        asked = zip(prompts, keys, strict=True)
+        questions = [Ask(list(prompt), key, max_new_tokens, self.temperature) for prompt, key in asked]
+        return self.play(questions) if questions else []
+
+
 class ClusterSession(Session):
-    """A Session whose episodes are played by verl's agent loops. Args: play_jobs, as UndertowTrainer.play."""
+    """A Session whose episodes are played by verl's agent loops.
+
+    Args: path, the run's config.json; play_jobs, as UndertowTrainer.play.
+    """
 
     def __init__(
         self,
@@ -130,11 +146,12 @@ class ClusterSession(Session):
         model: Any,
         tokenizer: Any,
         *,
-        play_jobs: Callable[[Sequence[Job]], list[Played]],
+        path: Path,
         learner: ClusterLearner,
+        play_jobs: Callable[[Sequence[Job | Ask]], list[Any]],
     ) -> None:
         super().__init__(config, model, tokenizer)
-        self._play_jobs, self._learner = play_jobs, learner
+        self._path, self._learner, self._play_jobs = str(path), learner, play_jobs
         self._write = False  # a skill behind each episode
         self._written: dict[str, Skill] = {}  # of the step at hand, by trajectory
 
@@ -152,12 +169,11 @@ class ClusterSession(Session):
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory]:
         texts = skills or {}
-        played = self._play_jobs(
-            [
-                Job(start, seed, step, temperature, texts.get((start.task.id, start.attempt)), self._write)
-                for start in starts
-            ]
-        )
+        jobs = [
+            Job(self._path, start, seed, step, temperature, texts.get((start.task.id, start.attempt)), self._write)
+            for start in starts
+        ]
+        played: list[Played] = self._play_jobs(jobs)
         self._written = {p.trajectory.id: p.skill for p in played if p.skill is not None}
         return [p.trajectory for p in played]
 
@@ -169,12 +185,23 @@ class ClusterSession(Session):
             self._write = False
 
     def evaluate(
-        self, seed: int, skills: Mapping[str, str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        seed: int,
+        skills: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        finished: list[Trajectory] | None = None,
     ) -> list[Trajectory]:
+        """The panel, always all of it: when a worker dies no episode is finished that the trainer knows of."""
         starts = group_starts(sorted(self.panel_tasks, key=lambda task: task.id), 1)
         texts = None if skills is None else {(task, 0): text for task, text in skills.items()}
         return self.play(starts, seed, texts, progress)
 
     def write_skills(self, trajectories: Sequence[Trajectory], step: int) -> dict[str, Skill]:
-        """The skills that the agent loops wrote when these episodes were over."""
+        """The skills that the agent loops wrote when these episodes were over; of a method that learns from none, new
+        ones by the weights as they are now."""
+        if self._needs(step).skill != "hindsight":
+            return super().write_skills(trajectories, step)
         return {t.id: self._written[t.id] for t in trajectories if t.id in self._written}
+
+    def sampler(self, temperature: float) -> Any:
+        return Servers(self.tokenizer, temperature, self._play_jobs)

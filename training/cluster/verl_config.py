@@ -72,7 +72,7 @@ def overrides(
         "data.max_response_length": sampler.max_new_tokens if sampler.protocol == "windowed" else sampler.max_context,
         "data.dataloader_num_workers": 0,
         "data.shuffle": False,
-        "reward.num_workers": 1,
+        "reward.num_workers": 0,  # an episode brings its own
         **_engine("actor", config, layout),
         **_engine("ref", config, layout),
         "actor_rollout_ref.model.path": model,

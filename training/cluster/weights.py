@@ -188,5 +188,5 @@ def _shard(whole: Any, like: Tensor) -> Tensor:
     """The part of a tensor that this process holds, laid like another one."""
     if not isinstance(like, DTensor):
         return whole.to(device=like.device, dtype=like.dtype)
-    whole = whole.to(device=like.to_local().device, dtype=like.dtype)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    shard = distribute_tensor(whole.to(like.dtype), like.device_mesh, like.placements, src_data_rank=None)
+    return shard.to(like.to_local().device)  # shards may lie in host memory

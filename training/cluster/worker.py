@@ -70,7 +70,8 @@ class UndertowWorker(ActorRolloutRefWorker):
             load_optimiser(learned, Path(checkpoint))
         reference = None if self.ref is None else self.ref.engine.module
         own = replace(config, optim=replace(config.optim, micro_batch_tokens=self._tokens))
-        learner = Learner(own, method, own.method_config, learned, reference, lying=Sharded(self._device))
+        self._shards = Sharded(self._device)
+        learner = Learner(own, method, own.method_config, learned, reference, lying=self._shards)
         learner.step, learner.update = step, update
         engine.learner, engine.optimizer = learner, first
         self.learner, self._config = learner, config
@@ -90,8 +91,11 @@ class UndertowWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def finish(self, needs: Needs) -> None:
-        """The end of a step."""
+        """The end of a step. Extra updates are left out where one of the workers has nothing to read for them."""
+        if self._shards.anywhere(not self.learner.cache):
+            self.learner.cache = []
         self.learner.finish(needs)
+        self.learner.freeze(False)  # its memory is needed while episodes are played
         self.learner.step += 1
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
