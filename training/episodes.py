@@ -108,7 +108,7 @@ def _evaluate(
         trajectories = session.evaluate(seed, texts, progress, finished)
     except BaseException:
         if len(finished) > before:
-            given = {"config": session.config, "seeds": [seed], "extra": {"played": played}}
+            given: dict[str, Any] = {"config": session.config, "seeds": [seed], "extra": {"played": played}}
             save_artifact(path, "unfinished", tables={"trajectories": trajectory_table(finished)}, **given)
             log.warning("%d finished episodes are kept; the same command goes on from them", len(finished))
         raise

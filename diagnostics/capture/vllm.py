@@ -26,6 +26,12 @@ from torch import Tensor
 
 from diagnostics.capture.hf import Capture, Layers, Select, chosen_layers, find_blocks, weight_versions
 
+ALONE = {  # an engine that works alone: its parts find one another on this machine, and it reports to nobody
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB on a CPU, unless the user says more; vLLM would take all memory
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # "0": the engine, and with it the model, runs in the caller's process
 FREE_SHARE = 0.8  # of a GPU's memory that is free when an engine is opened beside a live model
 
@@ -39,7 +45,7 @@ def open_engine(folder: str, dtype: str = "auto", **options: Any) -> Any:
     Args: folder, of a Hugging Face checkpoint; dtype, of its weights ("float32" to compare with other backends);
     options, further arguments of vllm.LLM.
     """
-    os.environ[IN_PROCESS] = "0"
+    os.environ |= {**CPU_CACHE, **os.environ, **ALONE, IN_PROCESS: "0"}
     from vllm import LLM
 
     # eager: a compiled graph passes hooks by. No prefix cache: a token that is not read again has no state.

@@ -1,10 +1,10 @@
 """Stands in for a vLLM server: a bigram table answers /v1/completions in vLLM's form. Run as a program.
 
-    fake_vllm.py FOLDER PORT [raw] [die=N] [always] [never]
+    fake_vllm.py FOLDER SOCKET [raw] [die=N] [always] [never] [slow]
 
 FOLDER holds table.npy (logits [V, V] by last token). raw: log-probs before temperature, as a server started without
 --logprobs-mode says them. die=N: the server is killed at the N-th request of its first life; with `always`, of every
-life. never: it does not start.
+life. never: it does not start. slow: it takes 30 s to start.
 """
 
 import json
@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 
 import numpy as np
 
-FOLDER, PORT, OPTIONS = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+FOLDER, SOCKET, OPTIONS = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 TABLE = np.load(FOLDER / "table.npy")
 LOCK = threading.Lock()
 SEEN = 0
@@ -63,8 +65,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         global SEEN
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
-            return self.answer(401, {"error": "no key"})
         if max(asked["prompt"]) >= len(TABLE):
             return self.answer(400, {"error": f"token {max(asked['prompt'])} is out of the vocabulary"})
         with LOCK:
@@ -85,4 +85,6 @@ class Handler(BaseHTTPRequestHandler):
 if "never" in OPTIONS:
     print("ValueError: no room for the cache")
     sys.exit(3)
-ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+if "slow" in OPTIONS:
+    time.sleep(30)
+ThreadingUnixStreamServer(SOCKET, Handler).serve_forever()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +29,7 @@ from training.samplers.base import Request, Sampler, Session
 from training.samplers.server import TRIES, VLLMServer, vllm_command
 from training.samplers.vllm import VLLMSampler, check_logprobs, seed_of
 
+FAKE = Path(__file__).with_name("fake_vllm.py")
 TOKENIZER = chat_tokenizer()
 VOCAB = len(TOKENIZER)
 Make = Callable[..., VLLMSampler]
@@ -56,8 +60,8 @@ def make(folder: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def sampler(*options: str, **given: Any) -> VLLMSampler:
-            def command(port: int) -> list[str]:
-                return [sys.executable, str(Path(__file__).with_name("fake_vllm.py")), str(folder), str(port), *options]
+            def command(path: Path) -> list[str]:
+                return [sys.executable, str(FAKE), str(folder), str(path), *options]
 
             server = stack.enter_context(VLLMServer(command))
             return VLLMSampler(server, TOKENIZER, **{"max_new_tokens": 8, "batch_size": 4, **given})
@@ -176,6 +180,7 @@ def test_a_server_that_dies_every_time_ends_the_run_with_one_sentence(make: Make
     with pytest.raises(ValueError, match="ended.*after 3 new starts without a reply") as told:
         sampler.generate([[5]] * 6, [("k", n) for n in range(6)])
     assert "\n" not in str(told.value) and sampler.server.restarts == TRIES
+    assert str(told.value).count("last words") == 1
     with pytest.raises(ValueError, match="after 3 new starts"):  # nobody starts it once more
         sampler.generate([[5]], [("k",)])
     assert sampler.server.restarts == TRIES
@@ -206,12 +211,12 @@ def test_the_server_ends_with_us_even_when_we_are_killed(folder: Path, tmp_path:
     code = (
         "import sys\n"
         "from training.samplers.server import VLLMServer\n"
-        "server = VLLMServer(lambda port: [sys.executable, sys.argv[1], sys.argv[2], str(port)])\n"
+        "server = VLLMServer(lambda path: [sys.executable, sys.argv[1], sys.argv[2], str(path)])\n"
         "server.complete([5], seed=0, max_tokens=1, temperature=1.0, stop=2)\n"
         "print(server._process.pid, flush=True)\n"
         "input()"
     )
-    words = [sys.executable, "-c", code, str(Path(__file__).with_name("fake_vllm.py")), str(folder)]
+    words = [sys.executable, "-c", code, str(FAKE), str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         group = psutil.Process(int(run.stdout.readline()))
@@ -222,6 +227,37 @@ def test_the_server_ends_with_us_even_when_we_are_killed(folder: Path, tmp_path:
     assert not alive
 
 
+@pytest.mark.parametrize("option", [[], ["slow"]])  # while it answers, and while it starts
+def test_a_keyboard_interrupt_does_not_wait_for_the_server(make: Make, option: list[str]) -> None:
+    sampler = make(*option)
+    if not option:
+        sampler.generate([[5]], [("k",)])
+
+    def interrupt() -> None:
+        while (process := sampler.server._process) is None:
+            time.sleep(0.05)
+        if not option:
+            psutil.Process(process.pid).children()[0].suspend()  # it will never answer
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        sampler.generate([[5]] * 3, [("k", n) for n in range(3)])
+    assert sampler.server._process is None and sampler.server.restarts == 0
+    with pytest.raises(ValueError, match="the vLLM server was ended"):
+        sampler.generate([[5]], [("k",)])
+
+
+def test_nobody_else_can_ask_the_server(make: Make) -> None:
+    sampler = make()
+    sampler.generate([[5]], [("k",)])
+    server = sampler.server
+    assert server.log.parent.stat().st_mode & 0o077 == 0 and server._socket.is_socket()
+    family = psutil.Process(server._process.pid)  # type: ignore[union-attr]
+    assert not [place for one in (family, *family.children(recursive=True)) for place in one.net_connections("inet")]
+
+
 def test_heads_that_a_cpu_cannot_serve_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_file.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(server_file, "_free_share", lambda: None)
@@ -230,7 +266,7 @@ def test_heads_that_a_cpu_cannot_serve_are_refused_at_once(tmp_path: Path, monke
     with pytest.raises(ValueError, match="40 dimensions.*sampler.engine hf"):
         vllm_command(str(tmp_path), "float32")
     (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 64}))
-    assert "--enforce-eager" in vllm_command(str(tmp_path), "float32")(1)
+    assert "--enforce-eager" in vllm_command(str(tmp_path), "float32")(Path("a.socket"))
 
 
 def test_the_command_of_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +275,8 @@ def test_the_command_of_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
         vllm_command("model", "float32")
     monkeypatch.setattr(server_file.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(server_file, "_free_share", lambda: 0.55)
-    words = " ".join(vllm_command("model", "bfloat16")(8123))
+    words = " ".join(vllm_command("model", "bfloat16")(Path("a.socket")))
     assert "--logprobs-mode processed_logprobs" in words and "--generation-config vllm" in words
-    assert "--host 127.0.0.1" in words and words.endswith("--port 8123") and "--gpu-memory-utilization 0.55" in words
+    assert words.endswith("--uds a.socket") and "--port" not in words and "--gpu-memory-utilization 0.55" in words
     monkeypatch.setattr(server_file, "_free_share", lambda: None)
-    assert "--enforce-eager" in vllm_command("model", "float32")(1)
+    assert "--enforce-eager" in vllm_command("model", "float32")(Path("a.socket"))

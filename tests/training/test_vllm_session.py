@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def command(folder: str, dtype: str) -> Command:
         assert folder == str(tmp_path) and dtype == "float32"
-        return lambda port: [sys.executable, str(FAKE), folder, str(port)]
+        return lambda path: [sys.executable, str(FAKE), folder, str(path)]
 
     monkeypatch.setattr(session_file, "vllm_command", command)
     monkeypatch.setattr(session_file, "model_source", lambda name: (name, True))

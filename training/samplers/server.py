@@ -1,6 +1,7 @@
 """A vLLM server on this machine that the run starts, asks in token ids, and starts again when it dies.
 
-Only this process can ask it: it listens on the loopback address and wants a key that is made anew for every server.
+Only this user's processes can ask it: it has no port, but a socket file in a folder that is closed to others (a port on
+the loopback address would be open to everyone on the machine: vLLM asks for a key on some of its paths alone).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import importlib.util
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -20,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+
+from diagnostics.capture.vllm import ALONE, CPU_CACHE, IN_PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ GRACE = 2.0  # in which a server that does not answer may still be ending
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # dimensions of an attention head, vLLM 0.24 to 0.31
 FREE_SHARE = 0.8  # of a GPU's memory that is free when the server starts
 
-Command = Callable[[int], list[str]]  # port -> what is started
+Command = Callable[[Path], list[str]]  # socket file -> what is started
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def vllm_command(folder: str, dtype: str) -> Command:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError("vllm is not installed here; install undertow[cluster] (GPUs), or use --sampler.engine hf")
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype]
-    words += ["--host", "127.0.0.1", "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
+    words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     share = _free_share()
     if share is None:
         _check_heads(folder)
     # on a CPU vLLM would compile for minutes
     words += ["--enforce-eager"] if share is None else ["--gpu-memory-utilization", f"{share:.2f}"]
-    return lambda port: [*words, "--port", str(port)]
+    return lambda path: [*words, "--uds", str(path)]
 
 
 def _check_heads(folder: str) -> None:
@@ -96,7 +96,6 @@ class VLLMServer:
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self.key = secrets.token_hex(16)
         self.restarts = 0  # over its whole life
         self._failures = 0  # since the last reply
         self._life = 0  # which start of the server is running
@@ -104,8 +103,7 @@ class VLLMServer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="undertow-vllm-")
-        self._http = build_opener(ProxyHandler({}))  # the server is on this machine: no proxy
-        self.log = Path(self._folder.name) / "server.log"
+        self.log = Path(self._folder.name) / "0.log"  # of the server that runs
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -139,25 +137,31 @@ class VLLMServer:
         while True:
             life = self._running()
             try:
-                answer = self._ask("/v1/completions", asked, REPLY_SECONDS)
-            except HTTPError as error:
-                if error.code < 500:
-                    refusal = error.read().decode(errors="replace")[:300]
-                    raise ValueError(f"the vLLM server refuses a request: {error.code} {refusal}") from error
-                self._lost(life, f"it answers {error.code}")
-            except (OSError, HTTPException, ValueError) as error:  # refused, reset, timed out, cut in the middle
+                code, answer = self._ask("POST", "/v1/completions", REPLY_SECONDS, json.dumps(asked).encode())
+            except (OSError, HTTPException) as error:  # refused, reset, timed out, cut in the middle
                 self._lost(life, str(error) or type(error).__name__)
+                continue
+            if code >= 500:
+                self._lost(life, f"it answers {code}")
+            elif code >= 400:
+                refusal = answer.decode(errors="replace")[:300]
+                raise ValueError(f"the vLLM server refuses a request: {code} {refusal}")
             else:
                 self._failures = 0
-                return _completion(answer["choices"][0], runner_up)
+                return _completion(json.loads(answer)["choices"][0], runner_up)
+
+    def end(self) -> None:
+        """End the server for good; whoever waits for it, or for its start, is told so."""
+        self._given_up = "the vLLM server was ended"
+        self._stop()
 
     def _running(self) -> int:
         """The number of the server that runs; the first call starts it."""
         with self._lock:
             if self._given_up is not None:
                 raise ValueError(self._given_up)
-            if self._process is None:
-                self._start()
+            if self._process is None and (fault := self._start()) is not None:
+                raise ValueError(f"{fault}; its last words: {self._tail()}")
             return self._life
 
     def _lost(self, life: int, reason: str) -> None:
@@ -167,64 +171,57 @@ class VLLMServer:
                 raise ValueError(self._given_up)
             if life != self._life:
                 return
-            code = None
-            if self._process is not None:
+            code, process = None, self._process
+            if process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # the connection breaks before the process is gone
-                    code = self._process.wait(GRACE)
+                    code = process.wait(GRACE)
             lost = f"the vLLM server does not answer ({reason})" if code is None else f"the vLLM server ended ({code})"
             while True:
                 self._stop()
+                if self._given_up is not None:  # while it was waited for
+                    raise ValueError(self._given_up)
                 self._failures += 1
                 if self._failures > TRIES:
                     self._given_up = f"{lost}, after {TRIES} new starts without a reply; its last words: {self._tail()}"
                     raise ValueError(self._given_up)
                 log.warning("%s; new start %d of %d, lost replies are asked for again", lost, self._failures, TRIES)
                 self.restarts += 1
-                try:
-                    self._start()
+                fault = self._start()
+                if fault is None:
                     return
-                except ValueError as error:
-                    lost = str(error)
+                lost = fault
 
-    def _start(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self._address = f"http://127.0.0.1:{port}"
-        environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            **os.environ,
-            "VLLM_API_KEY": self.key,
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+    def _start(self) -> str | None:
+        """Start a server and wait until it answers. Returns: why it does not."""
+        self._life += 1
+        self._socket, self.log = (self.log.with_name(f"{self._life}.{kind}") for kind in ("socket", "log"))
         with self.log.open("ab") as said:
             # a session of its own: Ctrl-C is for us, and its children can be ended together
-            self._process = subprocess.Popen(
-                [sys.executable, str(TIED), *self.command(port)],
+            self._process = process = subprocess.Popen(
+                [sys.executable, str(TIED), *self.command(self._socket)],
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**CPU_CACHE, **os.environ, **ALONE, IN_PROCESS: "1", "VLLM_API_KEY": ""},
                 start_new_session=True,
             )
-        self._life += 1
         limit = time.monotonic() + START_SECONDS
-        while time.monotonic() < limit:
-            if (code := self._process.poll()) is not None:
-                self._process = None
-                raise ValueError(f"the vLLM server does not start (code {code}); its last words: {self._tail()}")
+        while time.monotonic() < limit and self._given_up is None:
+            if (code := process.poll()) is not None:
+                self._stop()  # what it has left
+                return self._given_up or f"the vLLM server does not start (code {code})"
             with contextlib.suppress(OSError, HTTPException):
-                self._http.open(f"{self._address}/health", timeout=5.0).close()
-                return
+                if self._ask("GET", "/health", 5.0)[0] == 200:
+                    return None
             time.sleep(0.2)
         self._stop()
-        raise ValueError(f"the vLLM server does not answer after {START_SECONDS:.0f} s; its last words: {self._tail()}")
+        return self._given_up or f"the vLLM server does not answer after {START_SECONDS:.0f} s"
 
-    def _ask(self, path: str, content: Any, timeout: float) -> Any:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
-        request = Request(f"{self._address}{path}", json.dumps(content).encode(), headers)
-        with self._http.open(request, timeout=timeout) as answer:
-            return json.load(answer)
+    def _ask(self, method: str, path: str, timeout: float, content: bytes | None = None) -> tuple[int, bytes]:
+        with contextlib.closing(_Connection(self._socket, timeout)) as connection:
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
 
     def _stop(self) -> None:
         process, self._process = self._process, None
@@ -232,11 +229,24 @@ class VLLMServer:
             _end(process)
 
     def _tail(self) -> str:
-        """The last line of the server's log that says something."""
+        """The last line of the server's log that tells of an error, or its last line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.is_file() else []
         said = [line.strip() for line in lines if line.strip()]
-        errors = [line for line in said if "Error" in line]
+        errors = [line for line in said if "Error" in line and "WARNING" not in line]
         return (errors or said or ["nothing"])[-1][:300]
+
+
+class _Connection(HTTPConnection):
+    """HTTP over a socket file."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.path))
 
 
 def _completion(choice: dict[str, Any], runner_up: bool) -> Completion:

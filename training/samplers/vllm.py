@@ -65,7 +65,11 @@ class VLLMSampler:
     def replies(self, keys: Sequence[Key], contexts: Sequence[Sequence[int]]) -> list[Reply]:
         """One reply a context. A request that a dead server took with it is asked again; the others are kept."""
         with ThreadPoolExecutor(max_workers=max(1, min(self.batch_size, len(keys)))) as pool:
-            return list(pool.map(self._reply, keys, contexts))
+            try:
+                return list(pool.map(self._reply, keys, contexts))
+            except KeyboardInterrupt:
+                self.server.end()  # the threads would wait for its answers, or for its start
+                raise
 
     def _reply(self, key: Key, context: Sequence[int]) -> Reply:
         greedy = self.temperature == 0
