@@ -28,12 +28,13 @@ from training.envs.search_qa import SearchQAEnv
 from training.envs.webshop.env import WebShopEnv
 from training.envs.webshop.folders import generated_shop
 from training.envs.webshop.shop import load_tasks as load_goals
-from training.episodes import latest_episodes, panel_episodes, skills_beside
+from training.episodes import latest_episodes, panel_episodes, play_seeds, skills_beside
 from training.expert_play import expert_episodes, expert_skills
 from training.models.experts import EXPERTS, search
 from training.models.load import load_policy
 from training.options import TINY
 from training.session import Session
+from training.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +247,11 @@ def test_other_passages_under_the_same_questions_are_played_anew(real: Path, pol
     assert anew.digest != made.digest
     shops = [replace(RECIPES["tiny-webshop-grpo"].env, shop=ShopConfig(products)) for products in (2, 10)]
     assert episodes._shown(shops[0]) != episodes._shown(shops[1])
+
+
+def test_a_request_that_is_refused_makes_no_folder(real: Path, tmp_path: Path) -> None:
+    config = replace(RECIPES["tiny-search-grpo"], env=replace(RECIPES["tiny-search-grpo"].env, data=str(real)))
+    subject = Subject(config, "tiny", 0, tmp_path / "run", "tiny")
+    with pytest.raises(ValueError, match="no questions of split 'valid_seen'"):
+        play_seeds(subject, config, [0], protocol="vanilla", trials=1, device="cpu")
+    assert not (tmp_path / "run").exists()

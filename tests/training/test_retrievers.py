@@ -169,6 +169,10 @@ def test_a_failure_that_passes_is_not_seen() -> None:
         ({"result": []}, "gave no passages of a known form", 1),
         ({"result": [[{"document": {"body": "x"}}]]}, "gave no passages of a known form", 1),
         ({"result": [["text"]]}, "gave no passages of a known form", 1),
+        ({"result": [{}]}, "gave no passages of a known form", 1),  # nothing in it, and yet not "nothing found"
+        ({"result": [""]}, "gave no passages of a known form", 1),
+        ({"result": None}, "gave no passages of a known form", 1),
+        (b'{"result": ' + b"[" * 10**5, "gave no passages of a known form", 1),
     ],
 )
 def test_a_failure_is_an_error(reply: object, reason: str, requests: int) -> None:

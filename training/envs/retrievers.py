@@ -93,8 +93,10 @@ class HttpRetriever:
     def _passages(self, body: bytes) -> list[Passage]:
         try:
             (found,) = json.loads(body)["result"]
+            if not isinstance(found, list):  # an empty object would read as a search that found nothing
+                raise TypeError(f"{type(found).__name__} in the place of a list")
             return [self._passage(entry) for entry in found]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             shown = body[:80].decode(errors="replace")
             raise OutsideError(f"retrieval server {self.url} gave no passages of a known form: {shown!r}") from error
 
