@@ -136,8 +136,10 @@ def save_artifact(
         }
         text = _json(MANIFEST, manifest)
         (partial / MANIFEST).write_text(text)
-        for file in [*partial.iterdir(), partial]:
+        for file in partial.iterdir():
+            shutil.copymode(partial / MANIFEST, file)  # safetensors leaves its files to their owner alone
             _sync(file)
+        _sync(partial)
         _replace(partial, path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)

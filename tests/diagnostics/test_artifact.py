@@ -193,6 +193,16 @@ def test_altered_artifacts_are_refused_in_one_sentence(tmp_path: Path, fault: st
         assert "trajectories.parquet" in message
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_every_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        saved = save_artifact(tmp_path / "a", "tables", tensors={"x": {"y": np.zeros(3)}}, documents={"z": {}})
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in saved.path.iterdir()} == {0o666 & ~mask}
+
+
 def test_wrong_kind_and_absent_folder_are_refused(tmp_path: Path) -> None:
     save_skills(tmp_path / "s", {})
     with pytest.raises(ArtifactError, match="is a skills artifact, expected trajectories"):
