@@ -57,7 +57,7 @@ PAPERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # environments a
     "PR-OPD": (("household", "webshop"), ("vanilla", "opsd", "grpo", "skill_sd", "sdar", "pr_opd")),
 }  # fmt: skip
 PRESETS: dict[str, Sizes] = {
-    "tiny": Sizes(panel=64, stage1_steps=10, stage2_steps=4, eval_every=4, seeds=(0,)),
+    "tiny": Sizes(panel=64, stage1_steps=2, stage2_steps=6, eval_every=3, seeds=(0,)),  # the papers have no Stage I
     "smoke": Sizes(
         train_games=8,
         panel=8,

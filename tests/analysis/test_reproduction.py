@@ -76,14 +76,14 @@ def test_webshop_is_read_on_its_own_panel_and_stage_one_plays_with_its_skill(tmp
     stages = {stage.name: stage for stage in paper_stages(tmp_path, "pr-opd-webshop", recipe)}
     run, stage1 = tmp_path / "pr-opd-webshop/seed0/pr_opd", tmp_path / "seed0/stage1"
     assert after(stages["seed0-stage1"], "recipe") == "tiny-webshop-grpo"
-    assert after(stages["diagnose-own"], "trajectories") == str(run / "trajectories/webshop_sdar_valid_step30_seed0")
+    assert after(stages["diagnose-own"], "trajectories") == str(run / "trajectories/webshop_sdar_valid_step8_seed0")
     skill = stages["stage1-own-skill"]
     assert skill.command[4] == str(stage1) and skill.needs == ("seed0-stage1",)
     assert (after(skill, "protocol"), after(skill, "seeds")) == ("own_skill", "0,1")
-    played = stage1 / "trajectories/webshop_sdar_valid_step24_seed0"
+    played = stage1 / "trajectories/webshop_sdar_valid_step4_seed0"
     assert after(stages["diagnose-stage1"], "trajectories") == str(played)
-    assert stages["stage1-end"].output == played.with_name("webshop_sdar_valid_step24_seed1")
-    assert skill.output == played.with_name("webshop_sdar_valid_step24_seed1_own_skill")
+    assert stages["stage1-end"].output == played.with_name("webshop_sdar_valid_step4_seed1")
+    assert skill.output == played.with_name("webshop_sdar_valid_step4_seed1_own_skill")
     arms = {arm.name: arm for arm in find_study("pr-opd-webshop").arms}
     assert list(arms) == ["grpo", "skill_sd", "opd", "pr_opd", "alignment"]
     assert arms["alignment"].settings == arms["pr_opd"].settings | {"method_config.reward_coefficient": 0}
