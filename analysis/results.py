@@ -64,7 +64,8 @@ def _paper(folder: Path, paper: str, stored: bool) -> list[Results]:
     main = parts[0]
     tables, inputs = _tables(folder, paper, lambda: tabulate(folder, paper), stored)
     moved = {_from(folder, main.folder / path): digest for path, digest in main.inputs.items()}
-    return [*parts, Results(folder, {**main.tables, **tables}, {**moved, **inputs}, main.summary)]
+    again = main.summary if len(parts) > 1 else {}  # of several studies the first is said last
+    return [*parts, Results(folder, {**main.tables, **tables}, {**moved, **inputs}, again)]
 
 
 def _table1(folder: Path, stored: bool) -> list[Results]:
