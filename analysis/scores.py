@@ -26,8 +26,8 @@ def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     "mean" of the types.
 
     Columns: `by`, type, success, success_low, success_high, score, score_low, score_high, n_episodes, n_tasks,
-    n_errors. Intervals: tasks resampled whole; of "mean" normal, from the standard errors of the types. Episodes with
-    an error count nowhere.
+    n_errors. Intervals: tasks resampled whole; of "mean" normal, from the standard errors of the types, cut to
+    [0, 1]. Episodes with an error count nowhere.
     Source: ours; the papers print means alone.
     Raises: ValueError when no episode has a score: its environment tells success alone.
     """
@@ -81,5 +81,6 @@ def _mean_of_types(types: Sequence[pd.DataFrame]) -> dict[str, Any]:
         means = [played(part)[column].astype(float).mean() for part in types]
         spread = [_variance_of_mean(_by_task(part, column)) for part in types]
         middle, half = np.mean(means), 1.96 * np.sqrt(np.sum(spread)) / len(types)
-        row |= {column: middle, f"{column}_low": middle - half, f"{column}_high": middle + half}
+        low, high = np.clip([middle - half, middle + half], 0, 1)
+        row |= {column: middle, f"{column}_low": low, f"{column}_high": high}
     return row | _counts(pd.concat(types))

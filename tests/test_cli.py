@@ -205,6 +205,14 @@ def test_a_folder_that_is_no_run(say: Say, tmp_path: Path) -> None:
     assert "empty" in refused(say("report", "empty"))
 
 
+@pytest.mark.parametrize("every", [0, 10])
+def test_a_refused_training_leaves_no_folder(say: Say, tmp_path: Path, every: int) -> None:
+    (tmp_path / "games").mkdir()
+    words = ("train", "--env.data", "games", "--eval.every", every, "--out", "run")
+    assert "games" in refused(say(*map(str, words)))
+    assert not (tmp_path / "run").exists()
+
+
 def test_both_forms_of_bringing_in_games(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr("training.envs.bring.household_games", lambda *given: made.append(given) or tmp_path / "games")

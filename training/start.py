@@ -49,8 +49,9 @@ def start(config: Config, run: Path, args: Mapping[str, Any]) -> Path:
     before = first_step(config)
     parents = [] if config.init_from is None else [Path(config.init_from).parent.parent]
     with Session(config, model, tokenizer) as session:
+        tasks = session.train_tasks  # read before anything is written: a refused run leaves no folder
         if config.eval.every:
-            disjoint(session.train_tasks, session.panel)
+            disjoint(tasks, session.panel)
         record(config, run, args)
 
         def evaluate(step: int) -> dict[str, float]:
