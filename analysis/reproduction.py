@@ -38,8 +38,8 @@ PRESETS: dict[str, Recipe] = {
     "tiny": Recipe(Sizes(panel=64, stage1_steps=10, stage2_steps=4, eval_every=2, seeds=(0,)), episodes=32),
     "smoke": Recipe(ABLATION_PRESETS["smoke"], episodes=4),
 }
-# PR-OPD spends four fifths on Stage I. Here GRPO has won what it can within ten steps, and where all attempts of a group
-# end alike no channel has anything to learn from: Stage I ends while the skill still helps.
+# PR-OPD spends four fifths on Stage I. Here GRPO has won what it can within ten steps, and where all attempts of a
+# group end alike no channel has anything to learn from: Stage I ends while the skill still helps.
 WEBSHOP = {
     **PRESETS,
     "tiny": Recipe(Sizes(panel=128, stage1_steps=4, stage2_steps=4, eval_every=2, seeds=(0, 1, 2)), episodes=32),
