@@ -213,7 +213,7 @@ def reproduce(words: Sequence[str]) -> int:
     from analysis.reproduce import ALL, chosen_studies, reproduce_study
     from figures.publish import publish
 
-    seeds, target = numbers(given.seed, "--seed"), str(given.target)
+    seeds, target = None if given.seed is None else numbers(given.seed, "--seed"), str(given.target)
     out, codes = Path(given.out or f"runs/{target}"), [0]
     for name in chosen_studies(target, given.recipe, seeds):
         folder = out / name if target == ALL else out

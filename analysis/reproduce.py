@@ -12,7 +12,7 @@ STUDIES = (invisible_advantage.NAME, *reproduction.PAPERS, table1.NAME)
 ALL = "all"
 
 
-def chosen_studies(target: str, recipe: str, seeds: Sequence[int]) -> tuple[str, ...]:
+def chosen_studies(target: str, recipe: str, seeds: Sequence[int] | None) -> tuple[str, ...]:
     """The studies that a word means. Raises ValueError in one sentence for what cannot be run, before any work."""
     if target not in (*STUDIES, ALL):
         raise ValueError(f"there is no study {target!r}; {_nearest(target, (*STUDIES, ALL))}")
@@ -20,17 +20,20 @@ def chosen_studies(target: str, recipe: str, seeds: Sequence[int]) -> tuple[str,
     recipes = set.intersection(*(set(_presets(name)) for name in names))
     if recipe not in recipes:
         raise ValueError(f"there is no recipe {recipe!r} of {target}; {_nearest(recipe, recipes)}")
-    if invisible_advantage.NAME in names and len(seeds) > 1:
+    if invisible_advantage.NAME in names and len(seeds or ()) > 1:
         raise ValueError(
             f"{invisible_advantage.NAME} trains one seed a folder; give --seed one number, and each seed its own --out"
         )
     return names
 
 
-def reproduce_study(name: str, folder: Path, recipe: str, seeds: Sequence[int], jobs: int) -> int:
-    """Run a study and return run_study's exit code. Args: jobs, stages at once, of the papers' ablations."""
+def reproduce_study(name: str, folder: Path, recipe: str, seeds: Sequence[int] | None, jobs: int) -> int:
+    """Run a study and return run_study's exit code.
+
+    Args: seeds, of training (None: the recipe's); jobs, stages at once, of the papers' ablations.
+    """
     if name == invisible_advantage.NAME:
-        return invisible_advantage.reproduce_study(folder, invisible_advantage.PRESETS[recipe], seeds[0])
+        return invisible_advantage.reproduce_study(folder, invisible_advantage.PRESETS[recipe], (seeds or (0,))[0])
     if name == table1.NAME:
         return table1.reproduce_table1(folder, table1.PRESETS[recipe], seeds, jobs)
     return reproduction.reproduce_paper(folder, name, reproduction.PAPERS[name].recipes[recipe], seeds, jobs)

@@ -123,7 +123,7 @@ class Reproduce:
     target: Positional[Annotated[str, arg(metavar="STUDY", help=REPRODUCED)]] = ""
     recipe: str = "tiny"  # sizes of the stages: tiny or, but for invisible-advantage, smoke
     out: str | None = None  # folder; None: runs/<study>
-    seed: str = "0"  # of training; but for invisible-advantage also several, e.g. 0,1,2
+    seed: str | None = None  # of training; but for invisible-advantage also several, e.g. 0,1,2; None: the recipe's
     jobs: int = 1  # stages that run at once and share the cores, but for invisible-advantage
 
 
