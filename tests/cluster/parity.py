@@ -12,16 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diagnostics.records import Skill
 from training.config import RECIPES, Config
 from training.settings import with_method
 
 
-def config_of(case: str, data: str) -> Config:
+def config_of(case: str, data: str, world: int = 1) -> Config:
     """A step of two updates of two rows: old log-probs, a policy that has left its anchor, a teacher that stays.
 
-    "branch" starts from the checkpoint of sdar's run, "resumed" is pr_opd in two steps.
+    "branch" starts from the checkpoint of sdar's run, "resumed" is pr_opd in two steps. "alone" learns from one row
+    that has a skill: in one update there is nothing to learn, and one of two workers has nothing for extra updates.
     """
-    method = {"branch": "grpo", "resumed": "pr_opd"}.get(case, case)
+    method = {"branch": "grpo", "resumed": "pr_opd", "alone": "pr_opd"}.get(case, case)
     tiny = RECIPES["tiny-grpo"]
     config = replace(
         tiny,
@@ -35,9 +37,16 @@ def config_of(case: str, data: str) -> Config:
         init_from=str(Path(data).parent / "local/sdar/checkpoints/step_1") if case == "branch" else None,
     )
     config = with_method(config, method)
+    if case == "alone":
+        own = {"start_step": 0, "reward_coefficient": 0.0, "projector_updates": 2 if world > 1 else 0}
+        return replace(config, method_config=replace(config.method_config, **own))
     if method == "pr_opd":
         return replace(config, method_config=replace(config.method_config, start_step=0, coefficient=1.0))
     return config if method == "grpo" else replace(config, method_config=replace(config.method_config, coefficient=1.0))
+
+
+def skills_of(case: str, skills: dict[str, Skill]) -> dict[str, Skill]:
+    return dict(list(skills.items())[:1]) if case == "alone" else skills
 
 
 class Group:
@@ -88,14 +97,17 @@ def main(rank: int, world: int, port: int, folder: Path, cases: list[str]) -> No
     _, tokenizer = load_policy("tiny")
 
     for case in cases:
-        config = config_of(case, data)
+        config = config_of(case, data, world)
+        written = skills_of(case, skills)
         run = folder / f"world{world}" / case
         for steps in range(1, config.steps + 1):  # each step by a learner that begins anew
             load_weights(worker.actor.engine.module, origin(config))  # as in new workers
             load_weights(worker.ref.engine.module, origin(config))
             part = replace(config, steps=steps)
             learner = ClusterLearner(Group(worker, rank, world), part, run)
-            sources = Sources(lambda *_: skills, None, SkillSource(config.skills, "household", config.seed))
+            sources = Sources(
+                lambda *_, written=written: written, None, SkillSource(config.skills, "household", config.seed)
+            )
             log = run if rank == 0 else folder / "nowhere" / case  # one process writes
             run_steps(learner, log, tokenizer, lambda step: played, sources)
             torch.distributed.barrier()

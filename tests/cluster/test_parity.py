@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from diagnostics.artifact import load_skills, load_trajectories, save_skills, save_trajectories
 from diagnostics.records import Trajectory
-from tests.cluster.parity import config_of
+from tests.cluster.parity import config_of, skills_of
 from training.envs.folders import household_games
 from training.models.load import load_policy
 from training.monitor import read_metrics
@@ -24,7 +24,7 @@ from training.train import train
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed here; `make test-cluster` runs this"
 )
-CASES = ("grpo", "sdar", "pcsd", "pr_opd", "branch", "resumed")
+CASES = ("grpo", "sdar", "pcsd", "pr_opd", "branch", "resumed", "alone")
 COMPARED = ("loss/", "policy/", "kl/", "weight/", "gap/", "reward/", "distill/", "optim/", "states/cosine")
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model=model,
             tokenizer=tokenizer,
             rollout_fn=lambda step: load_trajectories(folder / "episodes"),
-            write_skills_fn=lambda *_: load_skills(folder / "skills"),
+            write_skills_fn=lambda *_, case=case: skills_of(case, load_skills(folder / "skills")),
             skill_source=SkillSource(config.skills, "household", config.seed),
         )
     return folder
@@ -86,7 +86,8 @@ def world(request: pytest.FixtureRequest, folder: Path) -> int:
 def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, case: str) -> None:
     ours, theirs = folder / "local" / case, folder / f"world{world}" / case
     rows = list(zip(read_metrics(ours), read_metrics(theirs), strict=True))
-    steps = config_of(case, str(folder / "games")).steps
+    config = config_of(case, str(folder / "games"))
+    steps = config.steps
     assert [row["step"] for row, _ in rows] == list(range(1, steps + 1))
     for here, there in rows:
         assert set(here) == set(there)
@@ -96,7 +97,7 @@ def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, ca
         assert any(name.startswith("loss/") for name in names)
         for name in names:
             assert there[name] == pytest.approx(here[name], rel=1e-4, abs=1e-6), name
-    for file in ("optimizer", "model", *(["modules"] if case in ("pr_opd", "resumed") else [])):
+    for file in ("optimizer", "model", *(["modules"] if config.method == "pr_opd" else [])):
         a = load_file(ours / f"checkpoints/step_{steps}" / f"{file}.safetensors")
         b = load_file(theirs / f"checkpoints/step_{steps}" / f"{file}.safetensors")
         assert a.keys() == b.keys()

@@ -1,4 +1,4 @@
-"""Three steps of each method on real Ray: agent loop, FSDP, weight transfer, checkpoint; a worker that is killed."""
+"""Real Ray, verl and gloo: three steps of each method through the agent loop, two workers, killed processes."""
 
 import importlib.util
 import json
@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file
@@ -24,11 +25,39 @@ from training.envs.folders import household_games
 from training.models.load import TINY, load_policy
 from training.monitor import read_metrics
 from training.session import Session
+from training.start import start
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed here; `make test-cluster` runs this"
 )
 PATIENCE = 900  # seconds, on a machine that does other things too
+CASES = ("grpo", "sdar", "pcsd", "pr_opd", "opid", "skillrl", "windowed", "own")
+TERM = {"windowed": ["pr_opd"], "grpo": [], "opid": [], "skillrl": []}
+OTHERWISE = ("time/", "eval/", "attempt")  # what is not computed, or not in a run of one step
+OWN = '''"""A distribution taught by the same weights with a hindsight skill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.method import LossTerm, Method, Needs, setting
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    coefficient: float = setting(0.5, "ours")
+
+
+def needs(config, step):
+    return Needs("hindsight", teacher="current", teacher_logprobs=True, divergence="reverse_kl")
+
+
+def loss(batch, pair, config, step, modules):
+    return [LossTerm("own", pair.divergence, batch.distilled, config.coefficient)]
+
+
+METHOD = Method("own", "none", "full distribution", OwnConfig, needs, loss=loss)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -37,71 +66,111 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return household_games(folder, {"train": 2, "valid_seen": 2, "valid_unseen": 2}, 0, 1)
 
 
-def start(method: str, games: Path, run: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.cluster.ray_run", method, str(games), str(run)]
+@pytest.fixture(scope="module")
+def runs(games: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a run of each case."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "own.py").write_text(OWN)
+    run = begin("tests.cluster.ray_run", games, folder, *(method(folder, case) for case in CASES))
+    said = run.communicate(timeout=PATIENCE)[1]
+    assert run.returncode == 0, said[-2000:]
+    return folder
+
+
+def method(folder: Path, case: str) -> str:
+    return str(folder / "own.py") if case == "own" else case
+
+
+def begin(module: str, *words: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", module, *map(str, words)]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("method", ["grpo", "sdar", "pcsd"])
-def test_three_steps(games: Path, tmp_path: Path, method: str) -> None:
-    run = start(method, games, tmp_path / method)
-    _, said = run.communicate(timeout=PATIENCE)
-    assert run.returncode == 0, said[-2000:]
-    check(method, games, tmp_path / method)
-
-
-def test_a_killed_worker_is_told_in_one_sentence_and_the_run_goes_on(games: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "pr_opd"
-    run = start("pr_opd", games, folder)
-    until = time.monotonic() + PATIENCE
-    while not (folder / "checkpoints/step_1/manifest.json").is_file():
-        assert run.poll() is None and time.monotonic() < until, run.communicate()[1][-2000:]
-        time.sleep(0.5)
-    workers = [
-        p for p in psutil.Process(run.pid).children(recursive=True) if "ray::WorkerDict" in " ".join(p.cmdline())
-    ]
-    assert len(workers) == 1
-    os.kill(workers[0].pid, signal.SIGKILL)
-    _, said = run.communicate(timeout=PATIENCE)
-    assert run.returncode == 1
-    last = said.strip().splitlines()[-1]
-    kept = latest_complete(folder)
-    assert kept is not None
-    assert last.endswith(
-        f"a worker of the cluster died (killed, or out of memory); the same command goes on from {kept.name}"
-    )
-    again = start("pr_opd", games, folder)
-    _, said = again.communicate(timeout=PATIENCE)
-    assert again.returncode == 0, said[-2000:]
-    check("pr_opd", games, folder)
-    assert {row["attempt"] for row in read_metrics(folder)} == {0, 1}
-
-
-def check(method: str, games: Path, run: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_three_steps(games: Path, runs: Path, case: str) -> None:
     """Losses are finite, weights have moved, and the local engine plays the exported policy as the cluster did."""
+    run, config = runs / case, config_of(method(runs, case), str(games))
     rows = read_metrics(run)
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     for row in rows[1:]:
         losses = {name: value for name, value in row.items() if name.startswith("loss/")}
-        assert {"loss/policy", "loss/kl"} <= losses.keys()
-        assert method == "grpo" or f"loss/{method}" in losses
+        assert {"loss/policy", "loss/kl", *(f"loss/{term}" for term in TERM.get(case, [case]))} <= losses.keys()
         assert all(value is not None and math.isfinite(value) for value in losses.values()), losses
         assert row["tokens/train"] > 0 and row["kl/rollout_train"] < 1e-4  # one policy plays and learns
     checkpoint = run / f"checkpoints/step_{STEPS}"
     before, after = load_file(TINY / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert before.keys() == after.keys()
     assert any((before[name].float() - after[name]).abs().max() > 1e-5 for name in before)
-    assert (method == "pr_opd") == (checkpoint / "modules.safetensors").is_file()
+    assert (config.method == "pr_opd") == (checkpoint / "modules.safetensors").is_file()
     assert json.loads((checkpoint / "config.json").read_text())["dtype"] == "float32"
+    assert json.loads((run / "method.json").read_text())["name"] == Path(config.method).stem
+    for step, source in ((0, TINY), (STEPS, checkpoint)):  # the panel before and after
+        model, tokenizer = load_policy(source)
+        with Session(config, model, tokenizer, step) as session:
+            here = session.evaluate(config.eval.seed)
+        there = load_trajectories(run / f"trajectories/household_valid_seen_step{step}_seed{config.eval.seed}")
+        assert tokens(here) == tokens(there) and len(here) == 2
+        assert rows[step]["eval/success"] == pytest.approx(sum(t.success for t in here) / len(here))
 
-    config = config_of(method, str(games))
-    model, tokenizer = load_policy(checkpoint)
-    with Session(replace(config, env=replace(config.env, data=str(games))), model, tokenizer, STEPS) as session:
-        here = session.evaluate(config.eval.seed)
-    there = load_trajectories(run / f"trajectories/household_valid_seen_step{STEPS}_seed{config.eval.seed}")
-    assert tokens(here) == tokens(there)
-    assert np.isclose(rows[-1]["eval/success"], np.mean([t.success for t in here]))
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_step_is_that_of_one_machine(games: Path, runs: Path, tmp_path: Path, case: str) -> None:
+    """The same episodes, skills, rows and losses, under the same names: a draw depends on its key alone."""
+    config = config_of(method(runs, case), str(games))
+    start(replace(config, steps=1, eval=replace(config.eval, every=0)), tmp_path, {})
+    same(read_metrics(tmp_path)[0], read_metrics(runs / case)[1])
+    sample = Path("samples/step_0.json")  # teacher's contexts, with the skills in them
+    taught = case not in ("grpo", "skillrl")
+    assert (tmp_path / sample).is_file() == (runs / case / sample).is_file() == taught
+    if taught:
+        assert (tmp_path / sample).read_text() == (runs / case / sample).read_text()
 
 
-def tokens(episodes: list[Trajectory]) -> dict[str, list[list[int]]]:
+def test_two_workers_and_what_is_killed(games: Path, runs: Path, tmp_path: Path) -> None:
+    """A trainer's worker dies, then the process that plays; the third start, with one worker, ends the run."""
+    config = config_of("pr_opd", str(games))
+    asked, run = tmp_path / "asked.json", tmp_path / "run"
+    asked.write_text(json.dumps(asdict(config)))
+    words = ["train", "--engine", "cluster", "--config", asked, "--out", run, "--steps", STEPS + 1]
+    for gpus, name in ((2, "ray::WorkerDict"), (2, "ray::AgentLoopWorker")):
+        goes = begin("undertow", *words, "--cluster.gpus", gpus)
+        before = latest_complete(run)
+        wait_for(goes, lambda kept=before: latest_complete(run) != kept)
+        assert len(named(goes, "ray::WorkerDict")) == gpus
+        os.kill(named(goes, name)[0].pid, signal.SIGKILL)
+        said = goes.communicate(timeout=PATIENCE)[1].strip().splitlines()
+        kept = latest_complete(run)
+        assert goes.returncode == 2 and kept is not None and kept != before
+        assert said[-1] == (
+            "undertow: a worker of the cluster died (killed, or out of memory); the same command goes on from "
+            f"{kept.name}"
+        )
+    same(read_metrics(run)[1], read_metrics(runs / "pr_opd")[1])
+    goes = begin("undertow", *words, "--cluster.gpus", 1)
+    complaint = goes.communicate(timeout=PATIENCE)[1]
+    assert goes.returncode == 0, complaint[-2000:]
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == list(range(STEPS + 2))
+    assert {row["attempt"] for row in rows} == {0, 1, 2}
+    assert (run / f"checkpoints/step_{STEPS + 1}/modules.safetensors").is_file()
+
+
+def wait_for(run: subprocess.Popen[str], condition: Any) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert run.poll() is None and time.monotonic() < until, run.communicate()[1][-2000:]
+        time.sleep(0.2)
+
+
+def named(run: subprocess.Popen[str], name: str) -> list[psutil.Process]:
+    return [p for p in psutil.Process(run.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+
+
+def same(here: dict[str, Any], there: dict[str, Any]) -> None:
+    ours, theirs = ({n: v for n, v in row.items() if not n.startswith(OTHERWISE)} for row in (here, there))
+    assert ours.keys() == theirs.keys()
+    assert theirs == {name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in ours.items()}
+
+
+def tokens(episodes: Sequence[Trajectory]) -> dict[str, list[list[int]]]:
     return {episode.id: [segment.ids.tolist() for segment in episode.segments] for episode in episodes}

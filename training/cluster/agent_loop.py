@@ -171,6 +171,7 @@ class UndertowLoop(AgentLoopBase):
                 "max_tokens": limit,
                 "logprobs": True,
                 "seed": int.from_bytes(digest[:7], "little"),
+                "extra_args": {"key": list(key)},  # vLLM leaves it alone; the replica on CPUs draws as our sampler does
                 "stop_token_ids": [self.tokenizer.eos_token_id],
             },
         )

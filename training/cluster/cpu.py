@@ -169,7 +169,7 @@ class HFServer:
         from training.samplers.hf import HFSampler
 
         sampler = HFSampler(self.model, self.tokenizer, temperature=temperature, max_new_tokens=limit, batch_size=BATCH)
-        keys = [(params["seed"],) for _, params, _ in batch]
+        keys = [tuple(params["extra_args"]["key"]) for _, params, _ in batch]
         replies = sampler.generate([prompt for prompt, _, _ in batch], keys)
         return [
             TokenOutput(token_ids=r.ids.tolist(), log_probs=r.logprobs.tolist(), stop_reason="completed")
