@@ -100,7 +100,8 @@ def test_the_cluster_learns_what_one_machine_learns(folder: Path, world: int, ca
     for file in ("optimizer", "model", *(["modules"] if config.method == "pr_opd" else [])):
         a = load_file(ours / f"checkpoints/step_{steps}" / f"{file}.safetensors")
         b = load_file(theirs / f"checkpoints/step_{steps}" / f"{file}.safetensors")
-        assert a.keys() == b.keys()
+        # with several workers a weight that no loss reaches has a gradient of zeros, not none: FSDP walks through all
+        assert a.keys() <= b.keys() and (world > 1 or a.keys() == b.keys())
         for name in a:
             if name.endswith("exp_avg_sq"):  # a square: twice the relative error
                 continue
