@@ -19,6 +19,7 @@ from tests.diagnostics.tiny import chat_tokenizer, tiny_model
 from training import doctor
 from training.arguments import parse_config, plain_config
 from training.config import RECIPES, Config
+from training.envs import bring
 from training.method import available_methods
 from training.models import load
 from training.options import Train
@@ -222,11 +223,23 @@ def test_both_forms_of_bringing_in_games(say: Say, tmp_path: Path, monkeypatch: 
         ("--generate",),
         ("household",),
         ("alfworld", "--generate", "household"),
+        ("alfworld", "--generate"),
     ):
         code, printed, _ = say("data", *words, "--train", 3)
         assert code == 0 and "games" in printed
-    assert made == [(None, {"train": 3}, 0, 2)] * 5
+    assert made == [(None, {"train": 3}, 0, 2)] * 6
     assert "nowhere" in refused(say("data", "alfworld", "--from", "nowhere"))
+
+
+@pytest.mark.parametrize("words", [("--generate",), ("--seed", "3", "--generate"), ("--generate", "KIND"), ()])
+@pytest.mark.parametrize("kind", ["webshop", "searchqa"])
+def test_generate_makes_what_is_named(
+    say: Say, monkeypatch: pytest.MonkeyPatch, kind: str, words: tuple[str, ...]
+) -> None:
+    made = []
+    monkeypatch.setitem(bring._MADE, kind, lambda request: made.append(request.seed) or "there")
+    assert say("data", kind, *(kind if word == "KIND" else word for word in words))[:2] == (0, "there\n")
+    assert made == [3 if "3" in words else 0]
 
 
 def test_real_games_are_brought_in(say: Say, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

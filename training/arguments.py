@@ -131,12 +131,13 @@ def numbers(text: str, name: str) -> list[int]:
 
 
 def data_words(words: Sequence[str]) -> list[str]:
-    """`data alfworld` is short for --kind alfworld; --generate alone means household games."""
-    out: list[str] = []
-    for index, word in enumerate(words):
-        out += ["--kind", word] if index == 0 and not word.startswith("-") else [word]
-        if word == "--generate" and (index + 1 == len(words) or words[index + 1].startswith("-")):
-            out.append("household")
+    """`data webshop` is short for --kind webshop; --generate alone makes what was named, or household games."""
+    kind = words[0] if words and not words[0].startswith("-") else ""
+    made = kind if kind not in ("", "alfworld") else "household"
+    out = ["--kind", kind] if kind else []
+    rest = words[bool(kind) :]
+    for word, after in zip(rest, [*rest[1:], "-"], strict=True):
+        out += [word, made] if word == "--generate" and after.startswith("-") else [word]
     return out
 
 
