@@ -136,7 +136,7 @@ def data_words(words: Sequence[str]) -> list[str]:
     made = kind if kind not in ("", "alfworld") else "household"
     out = ["--kind", kind] if kind else []
     rest = words[bool(kind) :]
-    for word, after in zip(rest, [*rest[1:], "-"], strict=True):
+    for word, after in zip(rest, [*rest[1:], "-"], strict=False):
         out += [word, made] if word == "--generate" and after.startswith("-") else [word]
     return out
 
