@@ -107,7 +107,7 @@ def save_artifact(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _restore(path)
-        _remove_stale(path)
+        remove_stale(path)
         partial.mkdir()
         for name, table in (tables or {}).items():
             pq.write_table(_as_table(table), partial / f"{name}.parquet", compression="zstd")
@@ -303,8 +303,12 @@ def _restore(path: Path) -> None:
             os.rename(_previous(path), path)
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove partial folders whose writer is gone (or was this process)."""
+def remove_stale(path: Path) -> None:
+    """Remove half-written folders of an artifact, or of all whose name a pattern fits (`folder / "step_*"`), but for
+    those that another living process writes.
+
+    Source: ours. A process id tells nothing of another machine: one that looks dead there is taken for dead.
+    """
     for folder in path.parent.glob(f"{path.name}.partial-*"):
         writer = folder.name.rpartition("-")[2]
         if writer == str(os.getpid()) or not _alive(writer):

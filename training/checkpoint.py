@@ -10,7 +10,6 @@ sha256. There is no generator state to keep: every draw of step n depends on (se
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diagnostics.artifact import Artifact, ArtifactError, load_artifact, save_artifact
+from diagnostics.artifact import Artifact, ArtifactError, load_artifact, remove_stale, save_artifact
 from training.models.load import quiet
 
 log = logging.getLogger(__name__)
@@ -102,11 +101,10 @@ def latest_complete(run: str | Path) -> Path | None:
     """The last checkpoint of a run that is complete and unaltered; None when there is none.
 
     A broken one is passed over with a warning that names it and the one used instead; leftovers of a writer that was
-    killed are removed (case B69).
+    killed are removed (case B69), and those of a run that goes on are left alone.
     """
     folder = Path(run) / "checkpoints"
-    for leftover in folder.glob("step_*.partial-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    remove_stale(folder / "step_*")
     broken: list[str] = []
     chosen: Path | None = None
     found = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]

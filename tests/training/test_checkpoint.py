@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,12 @@ def test_b69_a_save_that_stops_half_way_leaves_the_previous_one(tmp_path: Path, 
 def test_b69_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, learned(), TOKENIZER, {})
     leftover = tmp_path / "checkpoints/step_2.partial-999999999"
-    leftover.mkdir()
-    (leftover / "model.safetensors").write_bytes(b"half")
+    living = tmp_path / f"checkpoints/step_3.partial-{os.getppid()}"  # of a run that is being looked at
+    for partial in (leftover, living):
+        partial.mkdir()
+        (partial / "model.safetensors").write_bytes(b"half")
     assert latest_complete(tmp_path) == tmp_path / "checkpoints/step_1"
-    assert not leftover.exists()
+    assert not leftover.exists() and living.exists()
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------
