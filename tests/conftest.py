@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread: results of sums do not depend on the machine's load
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background; some tests interrupt themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from jaxtyping import install_import_hook

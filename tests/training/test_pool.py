@@ -204,9 +204,8 @@ def test_impossible_sizes_are_refused(workers: int, timeout: float) -> None:
 
 
 SCRIPT = """
-import multiprocessing, signal, sys
+import multiprocessing, sys
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     {before}
     from tests.training.fake_envs import Counter, task
     from training.envs.pool import EnvPool
