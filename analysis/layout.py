@@ -111,7 +111,8 @@ def _cells(table: pd.DataFrame, italics: str, escaped: Mapping[int, str]) -> Ite
 
 
 def _cell(row: pd.Series) -> str:
-    return f"{100 * row['value']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+    interval = f" [{100 * row['low']:.1f}, {100 * row['high']:.1f}]" if row["low"] == row["low"] else ""
+    return f"{100 * row['value']:.1f}{interval}"
 
 
 def _panel(tasks: float) -> str:

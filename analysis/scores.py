@@ -26,8 +26,9 @@ def score_table(episodes: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     "mean" of the types.
 
     Columns: `by`, type, success, success_low, success_high, score, score_low, score_high, n_episodes, n_tasks,
-    n_errors. Intervals: tasks resampled whole; of "mean" normal, from the standard errors of the types, cut to
-    [0, 1]. Episodes with an error count nowhere.
+    n_errors. Intervals: of success Wilson where every task was played once, else tasks resampled whole; of "mean"
+    normal, from the standard errors of the types, cut to [0, 1], NaN where the tasks of every type came out alike.
+    Episodes with an error count nowhere.
     Source: ours; the papers print means alone.
     Raises: ValueError when no episode has a score: its environment tells success alone.
     """
@@ -68,10 +69,14 @@ def _counts(episodes: pd.DataFrame) -> dict[str, Any]:
 
 def _means(episodes: pd.DataFrame) -> dict[str, Any]:
     row: dict[str, Any] = {}
+    done = played(episodes)
     for column in ("success", "score"):
-        done = played(episodes)[column].astype(float)
-        interval = stats.bootstrap_mean(_by_task(episodes, column), np.random.default_rng(_SEED))
-        row |= {column: done.mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
+        if column == "success" and done["task"].is_unique:
+            interval = stats.wilson(int(done[column].sum()), len(done))
+        else:
+            interval = stats.bootstrap_mean(_by_task(episodes, column), np.random.default_rng(_SEED))
+        middle = done[column].astype(float).mean()
+        row |= {column: middle, f"{column}_low": interval.low, f"{column}_high": interval.high}
     return row | _counts(episodes)
 
 
@@ -80,7 +85,7 @@ def _mean_of_types(types: Sequence[pd.DataFrame]) -> dict[str, Any]:
     for column in ("success", "score"):
         means = [played(part)[column].astype(float).mean() for part in types]
         spread = [_variance_of_mean(_by_task(part, column)) for part in types]
-        middle, half = np.mean(means), 1.96 * np.sqrt(np.sum(spread)) / len(types)
+        middle, half = np.mean(means), 1.96 * np.sqrt(np.sum(spread) or np.nan) / len(types)
         low, high = np.clip([middle - half, middle + half], 0, 1)
         row |= {column: middle, f"{column}_low": low, f"{column}_high": high}
     return row | _counts(pd.concat(types))

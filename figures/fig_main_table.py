@@ -66,8 +66,8 @@ def _column(axes: Axes, cells: pd.DataFrame, paper: pd.DataFrame, arms: list[str
         y = arms.index(row.arm)
         axes.plot([row.low, row.high], [y + _LEVEL] * 2, color=_BLUE, linewidth=1.2)
         axes.plot(row.value, y + _LEVEL, "o", color=_BLUE, ms=3.4, zorder=3)
-        text = f"{100 * row.value:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
-        axes.text(0.5, y - 0.3, text, ha="center", va="center", size=5.6)
+        interval = f" [{100 * row.low:.0f}, {100 * row.high:.0f}]" if row.low == row.low else ""
+        axes.text(0.5, y - 0.3, f"{100 * row.value:.0f}{interval}", ha="center", va="center", size=5.6)
     for value in paper.itertuples():
         look: dict[str, Any] = {"mfc": "white", "mec": _colour(value.source), "ms": 3.0, "mew": 0.7, "zorder": 4}
         axes.plot(

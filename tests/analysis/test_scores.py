@@ -75,3 +75,12 @@ def test_an_environment_that_tells_success_alone(tmp_path: Path) -> None:
     assert episodes["score"].isna().all()
     with pytest.raises(ValueError, match="no episode has a score"):
         score_table(episodes)
+
+
+def test_no_interval_is_made_of_tasks_that_came_out_alike(tmp_path: Path) -> None:
+    lost = [graded(name, kind, 0.0) for kind in ("nq", "popqa") for name in (f"{kind}1", f"{kind}2", f"{kind}3")]
+    table = score_table(frame(tmp_path / "a", lost)).set_index("type")
+    assert table.loc["all", ["success_low", "success_high"]].tolist() == pytest.approx([0, 0.3903], abs=1e-4)
+    assert table.loc["nq", "success_high"] == pytest.approx(0.5615, abs=1e-4)  # Wilson of 0 in 6, and of 0 in 3
+    assert table.loc["mean", ["success", "score"]].tolist() == [0, 0]
+    assert table.loc["mean", ["success_low", "success_high", "score_low", "score_high"]].isna().all()
