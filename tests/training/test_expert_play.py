@@ -152,7 +152,7 @@ def test_what_shop_and_questions_teach(places: dict[str, tuple[Env, list[Task]]]
     """A skill names what the episode came by: the product's place on the page of results, or the fact."""
     seen = set()
     for kind, (env, tasks) in places.items():
-        played = expert_episodes(env, tasks, policy[1], seed=0, attempts=1, max_context=2048)
+        played = expert_episodes(env, tasks, policy[1], seed=0, attempts=3, max_context=2048)
         skills = expert_skills(played)
         for t in played:
             skill = skills[t.id]
