@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import ablation_tables
+from analysis.ablation import PRESETS as ABLATION_PRESETS
 from analysis.ablation import Part, Sizes, first_step, graph, own_steps, share_cores, undertow, words, write_plan
 from analysis.ablation_tables import STARRED, arm_episodes
 from analysis.arms import PLAN, Study, find_study
@@ -58,17 +59,7 @@ PAPERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # environments a
 }  # fmt: skip
 PRESETS: dict[str, Sizes] = {
     "tiny": Sizes(panel=64, stage1_steps=2, stage2_steps=6, eval_every=3, seeds=(0,)),  # the papers have no Stage I
-    "smoke": Sizes(
-        train_games=8,
-        panel=8,
-        stage1_steps=1,
-        stage2_steps=1,
-        eval_every=1,
-        save_every=1,
-        eval_seeds=1,
-        seeds=(0,),
-        settings={"tasks_per_step": 2, "group_size": 2},
-    ),
+    "smoke": replace(ABLATION_PRESETS["smoke"], stage1_steps=1, settings={"tasks_per_step": 2, "group_size": 2}),
 }
 
 
